@@ -1,0 +1,5 @@
+"""Errors that the user can mend."""
+
+
+class UserError(ValueError):
+    """Bad input: the message names the option or file and the mend, and is shown without a traceback."""
