@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -18,7 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Speculative decoding in vLLM with per-request verification lengths, exact on hybrid (GDN) models.",
+    help="Speculative decoding in vLLM: verification lengths per request, exact on hybrid models.",
 )
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -53,7 +53,9 @@ def root(
 @app.command(context_settings=PASS_THROUGH)
 def serve(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="Model directory, or a name of the zoo: hybrid, dense.")],
+    model: Annotated[
+        str, typer.Argument(help="Model directory, or a name of the zoo: hybrid, dense.")
+    ],
     platform: PlatformOption = Platform.AUTO,
 ) -> None:
     """Serve MODEL over HTTP; every option of `vllm serve` may follow."""
@@ -64,13 +66,23 @@ def serve(
 
 @app.command()
 def generate(
-    model: Annotated[str, typer.Argument(help="Model directory, or a name of the zoo: hybrid, dense.")],
-    prompt: Annotated[Optional[list[str]], typer.Option("--prompt", "-p", help="May be repeated.")] = None,  # noqa: UP045
+    model: Annotated[
+        str, typer.Argument(help="Model directory, or a name of the zoo: hybrid, dense.")
+    ],
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", "-p", help="May be repeated.")
+    ] = None,
     platform: PlatformOption = Platform.AUTO,
-    method: Annotated[str, typer.Option(help="none, ngram, mtp, eagle3, dflash, dspark, dflash2.")] = "none",
-    draft: Annotated[str, typer.Option(help="Drafter directory; the zoo's own is found by itself.")] = "",
+    method: Annotated[
+        str, typer.Option(help="none, ngram, mtp, eagle3, dflash, dspark, dflash2.")
+    ] = "none",
+    draft: Annotated[
+        str, typer.Option(help="Drafter directory; the zoo's own is found by itself.")
+    ] = "",
     k: Annotated[int, typer.Option("-k", min=1, help="Draft tokens a step.")] = 7,
-    adaptive: Annotated[bool, typer.Option(help="Let verification length vary per request.")] = False,
+    adaptive: Annotated[
+        bool, typer.Option(help="Let verification length vary per request.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option(min=1)] = 128,
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object a prompt.")] = False,
@@ -96,14 +108,17 @@ def generate(
 
 @app.command()
 def demo(
-    json_path: Annotated[Optional[Path], typer.Option("--json", help="Write the figures here.")] = None,  # noqa: UP045
-    html_path: Annotated[Optional[Path], typer.Option("--html", help="Write the page here.")] = None,  # noqa: UP045
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures here.")
+    ] = None,
+    html_path: Annotated[Path | None, typer.Option("--html", help="Write the page here.")] = None,
     methods: Annotated[
-        str, typer.Option(help="Comma-separated, out of none, ngram, mtp, eagle3, dflash, dspark, ...")
+        str,
+        typer.Option(help="Comma-separated, out of none, ngram, mtp, eagle3, dflash, dspark, ..."),
     ] = "",
-    prompts: Annotated[Optional[int], typer.Option(min=1, help="Held-out prompts an arm.")] = None,  # noqa: UP045
+    prompts: Annotated[int | None, typer.Option(min=1, help="Held-out prompts an arm.")] = None,
 ) -> None:
-    """Every drafting method on a trained hybrid model in real vLLM, side by side, in under 8 minutes on 2 cores."""
+    """Every drafting method on a trained hybrid model in real vLLM, side by side."""
     from vllm_ascend_spec import demo as demonstration
 
     chosen = [name.strip() for name in methods.split(",") if name.strip()] or None
@@ -114,14 +129,14 @@ def demo(
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """What this machine can run, and the reason for each thing that it cannot. Exit 1 when nothing is usable."""
+    """What this machine can run, and why not the rest. Exit 1 when nothing is usable."""
     from vllm_ascend_spec import doctor as examination
 
     raise typer.Exit(examination.run(as_json))
 
 
 def main() -> None:
-    """Entry point: an error that the user can mend is one line, everything else keeps its traceback."""
+    """Entry point: an error that the user can mend is one line without a traceback."""
     try:
         app()
     except UserError as error:

@@ -2,4 +2,4 @@
 
 
 class UserError(ValueError):
-    """Bad input: the message names the option or file and the mend, and is shown without a traceback."""
+    """Bad input: the message names the option or file and the mend; shown without a traceback."""

@@ -1,6 +1,7 @@
 """The drafting methods: how many rows they compute, and where their confidence comes from.
 
-Sources: DSpark arXiv 2607.05147, DFlash arXiv 2602.06036, EAGLE-3 arXiv 2503.01840, suffix decoding arXiv 2411.04975.
+Sources: DSpark arXiv 2607.05147, DFlash arXiv 2602.06036, EAGLE-3 arXiv 2503.01840, suffix decoding
+arXiv 2411.04975.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ class Confidence(Enum):
 class Method:
     """One drafting method.
 
-    name: the project's name. vllm_method: the value of `method` in vLLM's speculative config on Model Runner V2, or
-    None where that runner has no such speculator. block_rows_beyond_k: rows of a parallel pass less K (DFlash reads
-    the anchor row too, DSpark's first draft token is read at the anchor). own_checkpoint: weights apart from the
-    target's. on_plain_targets: MTP layers exist only in checkpoints that bring them.
+    name: the project's name. vllm_method: `method` in vLLM's speculative config on Model Runner
+    V2, or None where that runner has no such speculator. block_rows_beyond_k: rows of a parallel
+    pass less K (DFlash reads the anchor row too; DSpark's first draft token is read at the anchor).
+    own_checkpoint: its weights lie apart from the target's.
     """
 
     name: str
@@ -59,7 +60,9 @@ METHODS: tuple[Method, ...] = (
     Method("suffix", "suffix", None, Drafting.LOOKUP, Confidence.MATCH, own_checkpoint=False),
     Method("mtp", "MTP", "mtp", Drafting.SEQUENTIAL, Confidence.MAX_SOFTMAX, own_checkpoint=False),
     Method("eagle3", "EAGLE-3", "eagle3", Drafting.SEQUENTIAL, Confidence.MAX_SOFTMAX),
-    Method("draft_model", "draft model", "draft_model", Drafting.SEQUENTIAL, Confidence.MAX_SOFTMAX),
+    Method(
+        "draft_model", "draft model", "draft_model", Drafting.SEQUENTIAL, Confidence.MAX_SOFTMAX
+    ),
     Method("dflash", "DFlash", "dflash", Drafting.PARALLEL, Confidence.MAX_SOFTMAX, 1),
     Method("dspark", "DSpark", "dspark", Drafting.PARALLEL, Confidence.HEAD),
     Method("dflash2", "DFlash 2", "dflash", Drafting.PARALLEL, Confidence.SELECTOR, 1),
