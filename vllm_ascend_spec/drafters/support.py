@@ -1,0 +1,82 @@
+"""What each method can do on each engine, with the reason for every "no". Facts, no probing.
+
+The reasons were found by reading or running the engine versions named in `engine/versions.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from vllm_ascend_spec.drafters.methods import Confidence, Drafting, Method
+
+
+class Feature(str, Enum):
+    """A column of the support matrix."""
+
+    MRV2 = "mrv2"  # runs on Model Runner V2
+    ASYNC = "async"  # with async scheduling
+    ADAPTIVE = "adaptive"  # verification length per request, on targets without linear attention
+    HYBRID = "hybrid"  # on GDN targets at fixed K
+    ADAPTIVE_HYBRID = "adaptive_hybrid"  # both
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether it runs; `reason` says why not, or what a "yes" rests on."""
+
+    ok: bool
+    reason: str
+
+
+YES = Verdict(True, "")
+_NO_RUNNER = "vLLM's Model Runner V2 has no {title} speculator; the plugin's own is not there yet"
+_NO_CONFIDENCE = Verdict(
+    False, "upstream's n-gram speculator gives no confidence; every draft token is verified"
+)
+_NO_GDN_BACKEND = Verdict(
+    False,
+    "vLLM refuses it (GDNAttentionBackend ... does not support); the plugin's CUDA backend is not "
+    "there yet",
+)
+_NO_FULL_GRAPHS = Verdict(
+    False,
+    "FlashAttention 2 has no graph for varying lengths; set "
+    '--attention-config \'{"backend": "TRITON_ATTN"}\', or use a Hopper or newer GPU',
+)
+_NO_NPU = Verdict(False, "the NPU platform is not part of this release")
+
+
+@dataclass(frozen=True)
+class Host:
+    """What decides: platform `cpu`, `cuda` or `ascend`; CUDA compute capability (major, minor)."""
+
+    platform: str
+    capability: tuple[int, int] | None = None
+
+    @property
+    def varying_length_graphs(self) -> bool:
+        """FlashAttention 3 and later capture a FULL graph for varying query lengths."""
+        return self.platform == "cpu" or (self.capability or (0, 0)) >= (9, 0)
+
+
+def verdict(method: Method, feature: Feature, host: Host) -> Verdict:
+    """Whether `method` has `feature` on `host`."""
+    if host.platform == "ascend":
+        return _NO_NPU
+    if method.vllm_method is None:
+        return Verdict(False, _NO_RUNNER.format(title=method.title))
+    if feature in (Feature.MRV2, Feature.ASYNC, Feature.HYBRID):
+        return YES
+    return _adaptive(method, feature, host)
+
+
+def _adaptive(method: Method, feature: Feature, host: Host) -> Verdict:
+    if method.drafting is Drafting.LOOKUP:
+        return _NO_CONFIDENCE
+    if not host.varying_length_graphs:
+        return _NO_FULL_GRAPHS
+    if feature is Feature.ADAPTIVE_HYBRID and host.platform == "cuda":
+        return _NO_GDN_BACKEND
+    source = "head" if method.confidence is Confidence.HEAD else "upstream's online estimator"
+    return Verdict(True, f"confidence: {source}")
