@@ -1,0 +1,100 @@
+"""`conv_verify` on a CPU: the native operator where it is built, the oracle otherwise.
+
+Signatures and contract: `naive.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import naive
+
+try:
+    from vllm_ascend_spec import _host
+except ImportError:  # no compiler at install time
+    _host = None
+
+
+def conv_verify(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    windows: Tensor,
+    query_start_loc: Tensor,
+    slots: Tensor,
+    num_accepted: Tensor,
+    silu: bool = True,
+) -> Tensor:
+    """As `naive.conv_verify`; bfloat16 takes the native operator."""
+    if not _native(x, windows):
+        return naive.conv_verify(
+            x, weight, bias, windows, query_start_loc, slots, num_accepted, silu
+        )
+    starts, lengths = _rows(query_start_loc)
+    accepted = num_accepted.long()
+    room = windows.shape[1] - (weight.shape[1] - 2)
+    if len(lengths) and int(torch.maximum(lengths, accepted).max()) > room:
+        raise ValueError(f"more rows or accepted tokens than the {room} rows that a window holds")
+    lengths = lengths.masked_fill((accepted <= 0) | (slots.long() <= naive.NULL_SLOT), 0)
+    return _run(x, weight, bias, windows, starts, lengths, slots, accepted - 1, True, silu)
+
+
+def conv_prefill(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    windows: Tensor,
+    query_start_loc: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor,
+    silu: bool = True,
+) -> Tensor:
+    """As `naive.conv_prefill`; bfloat16 takes the native operator."""
+    if not _native(x, windows):
+        return naive.conv_prefill(
+            x, weight, bias, windows, query_start_loc, slots, has_initial_state, silu
+        )
+    starts, lengths = _rows(query_start_loc)
+    lengths = lengths.masked_fill(slots.long() <= naive.NULL_SLOT, 0)
+    offsets = has_initial_state.long() - 1
+    return _run(x, weight, bias, windows, starts, lengths, slots, offsets, False, silu)
+
+
+def _native(x: Tensor, windows: Tensor) -> bool:
+    entries_contiguous = windows.stride(2) == 1
+    return _host is not None and x.dtype == windows.dtype == torch.bfloat16 and entries_contiguous
+
+
+def _rows(query_start_loc: Tensor) -> tuple[Tensor, Tensor]:
+    boundaries = query_start_loc.long()
+    return boundaries[:-1].contiguous(), boundaries.diff()
+
+
+def _run(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    windows: Tensor,
+    starts: Tensor,
+    lengths: Tensor,
+    slots: Tensor,
+    offsets: Tensor,
+    rewindable: bool,
+    silu: bool,
+) -> Tensor:
+    out = torch.zeros(x.shape, dtype=torch.float32)
+    _host.conv_rows(
+        x.contiguous().view(torch.uint16),
+        weight.float().t().contiguous(),
+        torch.zeros(x.shape[1]) if bias is None else bias.float(),
+        windows.view(torch.uint16),
+        starts,
+        lengths,
+        slots.long().contiguous(),
+        offsets,
+        rewindable,
+        silu,
+        out,
+    )
+    return out.to(x.dtype)

