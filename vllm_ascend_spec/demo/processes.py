@@ -19,7 +19,7 @@ ARM_LIMIT_SECONDS = 600
 SIDE_BY_SIDE = 2
 LOG_TAIL_LINES = 30
 
-ERROR_LINE = re.compile(r"(?:^|\] ?|: )((?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): .+)$")
+ERROR_LINE = re.compile(r"(?:^|[\]):] )((?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): .+)$")
 
 Listener = Callable[[str, str, int], None]  # arm, kind of progress, amount
 
