@@ -1,0 +1,258 @@
+"""`max_softmax` for CUDA and Ascend: logits are read once, nothing of size [N, V] is written.
+
+A program walks one segment of one row. Every lane keeps its own running maximum and sum, so a step
+has no exchange between lanes, and GROUP tiles share one rescaling of the sum: 1.25 exponentials a
+logit. The argmax costs one comparison a lane and step: a lane notes the step in which its maximum
+last rose, and at the end only the earliest winning step is read again to find the id. A second
+small launch folds the segments of a row, as it folds the shards of a parallel group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from .._launch import device_cores, grid
+from . import FLOOR, check_logits
+
+GROUP = 4
+MAX_SEGMENTS = 64
+_NO_ID = tl.constexpr(3.0e38)
+_FLOOR = tl.constexpr(FLOOR)
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _scale(temperature):
+    """Factor from logits to base-2 exponents; greedy rows (temperature 0) keep temperature 1."""
+    return 1.0 / tl.where(temperature > 0.0, temperature, 1.0) * _LOG2_E
+
+
+@triton.jit
+def _tile(base, column, end, MASKED: tl.constexpr):
+    """fp32 logits at `column`; -inf past `end`."""
+    if MASKED:
+        return tl.load(base + column, mask=column < end, other=float("-inf")).to(tl.float32)
+    return tl.load(base + column).to(tl.float32)
+
+
+@triton.jit
+def _absorb(
+    base, column, end, step, best, total, found, scale, BLOCK: tl.constexpr, MASKED: tl.constexpr
+):
+    """Fold GROUP = 4 tiles into each lane's maximum, sum and step of the maximum."""
+    z0 = _tile(base, column, end, MASKED)
+    z1 = _tile(base, column + BLOCK, end, MASKED)
+    z2 = _tile(base, column + 2 * BLOCK, end, MASKED)
+    z3 = _tile(base, column + 3 * BLOCK, end, MASKED)
+    top = tl.maximum(tl.maximum(z0, z1), tl.maximum(z2, z3))
+    found = tl.where(top > best, step, found)  # strictly: the earliest of equals stays
+    top = tl.maximum(best, top)
+    total = total * tl.exp2((best - top) * scale)
+    total += tl.exp2((z0 - top) * scale) + tl.exp2((z1 - top) * scale)
+    total += tl.exp2((z2 - top) * scale) + tl.exp2((z3 - top) * scale)
+    return top, total, found
+
+
+@triton.jit
+def _first_column(base, start, end, top, best, found, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """Lowest column of the segment that holds `top`, as fp32; `start` if none does."""
+    lane = tl.arange(0, BLOCK)
+    step = tl.min(tl.where(best == top, found, 1 << 24), axis=0)
+    winner = (best == top) & (found == step)
+    column = start + step * (GROUP * BLOCK) + lane
+    first = _NO_ID
+    for i in tl.static_range(GROUP):
+        here = column + i * BLOCK
+        z = tl.load(base + here, mask=winner & (here < end), other=float("-inf")).to(tl.float32)
+        first = tl.minimum(first, tl.min(tl.where(z == top, here.to(tl.float32), _NO_ID), axis=0))
+    return tl.where(first < _NO_ID, first, start.to(tl.float32))
+
+
+@triton.jit
+def _partials(
+    logits, row_stride, vocabulary, temperature, first_id, out, rows, segment, segments,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """out: fp32 [segments, 3, rows]."""
+    lane = tl.arange(0, BLOCK)
+    for work in range(tl.program_id(0), rows * segments, tl.num_programs(0)):
+        row = work // segments
+        index = work - row * segments
+        start = index * segment
+        end = tl.minimum(start + segment, vocabulary)
+        base = logits + row.to(tl.int64) * row_stride
+        scale = _LOG2_E
+        if temperature is not None:
+            scale = _scale(tl.load(temperature + row).to(tl.float32))
+
+        best = tl.full([BLOCK], _FLOOR, tl.float32)
+        total = tl.zeros([BLOCK], tl.float32)
+        found = tl.zeros([BLOCK], tl.int32)
+        steps = (end - start) // (GROUP * BLOCK)
+        for step in range(steps):
+            column = start + step * (GROUP * BLOCK) + lane
+            best, total, found = _absorb(
+                base, column, end, step, best, total, found, scale, BLOCK, False
+            )
+        if start + steps * (GROUP * BLOCK) < end:
+            column = start + steps * (GROUP * BLOCK) + lane
+            best, total, found = _absorb(
+                base, column, end, steps, best, total, found, scale, BLOCK, True
+            )
+        top = tl.max(best, axis=0)
+        column = _first_column(base, start, end, top, best, found, BLOCK, GROUP)
+        at = out + index * 3 * rows + row
+        # ascend: three scalars a segment of thousands of logits
+        tl.store(at, top)
+        tl.store(at + rows, tl.sum(total * tl.exp2((best - top) * scale), axis=0))
+        tl.store(at + 2 * rows, column + first_id)
+
+
+@triton.jit
+def _combine(
+    partials, temperature, d2t, confidence, tokens, merged, rows, parts,
+    BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Fold fp32 [parts, 3, rows] over parts, into `merged` [3, rows] or into the two results."""
+    part = tl.arange(0, BLOCK_P)
+    for block in range(tl.program_id(0), tl.cdiv(rows, BLOCK_N), tl.num_programs(0)):
+        row = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        live = row < rows
+        at = partials + part[:, None] * 3 * rows + row[None, :]
+        mask = (part < parts)[:, None] & live[None, :]
+        tops = tl.load(at, mask=mask, other=_FLOOR)
+        totals = tl.load(at + rows, mask=mask, other=0.0)
+        ids = tl.load(at + 2 * rows, mask=mask, other=_NO_ID)
+        top = tl.max(tops, axis=0)
+        distance = tops - top[None, :]
+        if temperature is not None:
+            value = tl.load(temperature + row, mask=live, other=1.0).to(tl.float32)
+            distance *= _scale(value)[None, :]
+        else:
+            distance *= _LOG2_E
+        total = tl.sum(totals * tl.exp2(distance), axis=0)
+        token = tl.min(tl.where(tops == top[None, :], ids, _NO_ID), axis=0)
+        if merged is not None:
+            tl.store(merged + row, top, mask=live)
+            tl.store(merged + rows + row, total, mask=live)
+            tl.store(merged + 2 * rows + row, token, mask=live)
+        else:
+            # the comparisons are false for NaN
+            usable = (top > _FLOOR) & (top < -_FLOOR) & (total > 0.0)
+            tl.store(confidence + row, tl.where(usable, 1.0 / total, 0.0), mask=live)
+            token = token.to(tl.int32)
+            if d2t is not None:
+                token += tl.load(d2t + token, mask=live, other=0).to(tl.int32)
+            tl.store(tokens + row, token.to(tl.int64), mask=live)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How `max_softmax` walks a row; the defaults hold for H200 and Ascend 910B.
+
+    lane_bytes: bytes of one load of one tile. programs_per_core: programs that the work is cut
+    into, at least, for each core, as far as rows are long enough.
+    """
+
+    lane_bytes: int = 4096
+    num_warps: int = 8
+    programs_per_core: int = 32
+
+    def segments(self, rows: int, vocabulary: int, group: int, cores: int) -> tuple[int, int]:
+        """(columns of a segment, segments of a row); a segment is a multiple of `group`."""
+        wanted = triton.cdiv(self.programs_per_core * cores, max(rows, 1))
+        wanted = min(wanted, MAX_SEGMENTS, triton.cdiv(vocabulary, group))
+        segment = triton.cdiv(triton.cdiv(vocabulary, wanted), group) * group
+        return segment, triton.cdiv(vocabulary, segment)
+
+
+def _segment_partials(
+    logits: torch.Tensor, temperature: torch.Tensor | None, first_id: int, tiling: Tiling
+) -> torch.Tensor:
+    """fp32 [segments, 3, N]."""
+    rows, vocabulary = check_logits(logits, temperature)
+    if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f"logits must be float32, bfloat16 or float16, got {logits.dtype}")
+    block = tiling.lane_bytes // logits.element_size()
+    cores = device_cores(logits.device)
+    segment, segments = tiling.segments(rows, vocabulary, GROUP * block, cores)
+    out = torch.empty(segments, 3, rows, dtype=torch.float32, device=logits.device)
+    if rows:
+        _partials[grid(rows * segments, logits.device)](
+            logits, logits.stride(0), vocabulary, temperature, first_id, out, rows, segment,
+            segments, BLOCK=block, GROUP=GROUP, num_warps=tiling.num_warps,
+        )  # fmt: skip
+    return out
+
+
+def _fold(
+    partials: torch.Tensor,
+    temperature: torch.Tensor | None,
+    d2t: torch.Tensor | None,
+    results: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+) -> None:
+    parts, _, rows = partials.shape
+    if not rows:
+        return
+    block_p = triton.next_power_of_2(parts)
+    block_n = max(8, min(64, 1024 // block_p))
+    _combine[grid(triton.cdiv(rows, block_n), partials.device)](
+        partials, temperature, d2t, *results, rows, parts, BLOCK_P=block_p, BLOCK_N=block_n,
+        num_warps=4,
+    )  # fmt: skip
+
+
+def max_softmax_partial(
+    logits: torch.Tensor,
+    *,
+    temperature: torch.Tensor | None = None,
+    first_id: int = 0,
+    tiling: Tiling = Tiling(),
+) -> torch.Tensor:
+    """What one vocabulary shard contributes, fp32 [3, N]: max, sum, token id.
+
+    logits: fp32, bf16 or fp16 [N, V], rows contiguous, any row stride. temperature: [N] or None.
+    first_id: vocabulary id of column 0.
+    """
+    parts = _segment_partials(logits, temperature, first_id, tiling)
+    if parts.shape[0] == 1:
+        return parts[0]
+    merged = torch.empty_like(parts[0])
+    _fold(parts, temperature, None, (None, None, merged))
+    return merged
+
+
+def combine_partials(
+    partials: torch.Tensor,
+    *,
+    temperature: torch.Tensor | None = None,
+    d2t: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(confidence fp32 [N], token int64 [N]) from the partials fp32 [P, 3, N] of all shards."""
+    if partials.dim() != 3 or partials.shape[1] != 3 or partials.dtype != torch.float32:
+        raise ValueError(f"partials must be fp32 [P, 3, N], got {tuple(partials.shape)}")
+    rows = partials.shape[2]
+    confidence = torch.empty(rows, dtype=torch.float32, device=partials.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=partials.device)
+    _fold(partials.contiguous(), temperature, d2t, (confidence, tokens, None))
+    return confidence, tokens
+
+
+def max_softmax(
+    logits: torch.Tensor,
+    *,
+    temperature: torch.Tensor | None = None,
+    d2t: torch.Tensor | None = None,
+    tiling: Tiling = Tiling(),
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(confidence fp32 [N], token int64 [N]) of logits [N, V] (contract: the package's docstring).
+
+    logits: fp32, bf16 or fp16, rows contiguous, any row stride. temperature: [N] or None.
+    d2t: int [V] or None. Two launches, no wait for the host.
+    """
+    parts = _segment_partials(logits, temperature, 0, tiling)
+    return combine_partials(parts, temperature=temperature, d2t=d2t)
