@@ -12,9 +12,14 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 MiB = 1 << 20
-# Enough for the zoo's models at their longest; the profile run that would find a size is slow
-# under the interpreter.
-CPU_KV_CACHE_BYTES = 256 * MiB
+# vLLM's defaults size a server on a device. Here the profile run that would find a cache size is
+# slow, and interpreted kernels pay for every padded token of the largest batch.
+CPU_DEFAULTS: dict[str, Any] = {
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 256 * MiB,
+    "max_num_seqs": 32,
+    "max_num_batched_tokens": 512,
+}
 
 
 def set_up(platform: str = "auto") -> str:
@@ -42,11 +47,10 @@ def set_up(platform: str = "auto") -> str:
 def make_llm(model: str, *, platform: str = "auto", **kwargs: Any) -> LLM:
     """`vllm.LLM` on the plugin's engine; keyword arguments are vLLM's own.
 
-    On the CPU engine, `enforce_eager` and a `kv_cache_memory_bytes` of 256 MiB are the defaults.
+    On the CPU engine, `CPU_DEFAULTS` stand for what is not given.
     """
     if set_up(platform) == "cpu":
-        kwargs.setdefault("enforce_eager", True)
-        kwargs.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
+        kwargs = CPU_DEFAULTS | kwargs
     from vllm import LLM
 
     return LLM(model=model, **kwargs)
@@ -65,8 +69,10 @@ def serve(model: str, platform: str = "auto", arguments: list[str] | None = None
 
 def _with_cpu_defaults(arguments: list[str]) -> list[str]:
     given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
-    if "--enforce-eager" not in given and "--no-enforce-eager" not in given:
-        arguments = [*arguments, "--enforce-eager"]
-    if "--kv-cache-memory-bytes" not in given:
-        arguments = [*arguments, "--kv-cache-memory-bytes", str(CPU_KV_CACHE_BYTES)]
-    return arguments
+    defaults: list[str] = []
+    for name, value in CPU_DEFAULTS.items():
+        flag = "--" + name.replace("_", "-")
+        if flag in given or flag.replace("--", "--no-", 1) in given:
+            continue
+        defaults += [flag] if value is True else [flag, str(value)]
+    return [*arguments, *defaults]
