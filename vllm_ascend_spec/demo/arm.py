@@ -32,7 +32,7 @@ def run(request: ArmRequest, report: Report) -> ArmRecord:
     llm = _load(request)
     loaded = time.monotonic()
     tokenizer = llm.get_tokenizer()
-    inputs = [{"prompt_token_ids": _encode(tokenizer, prompt.text)} for prompt in request.prompts]
+    inputs = [{"prompt_token_ids": tokenizer.encode(prompt.text)} for prompt in request.prompts]
     _generate(llm, inputs[:1], WARM_UP_TOKENS, None, None)
     observer.clear()
     observer.on_progress = lambda tokens: report(f"tokens {tokens}")
@@ -68,19 +68,6 @@ def _load(request: ArmRequest) -> Any:
         disable_log_stats=False,
         seed=0,
         **request.engine,
-    )
-
-
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    if not tokenizer.chat_template:
-        return list(tokenizer.encode(text))
-    return list(
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}],
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-        )
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -17,6 +18,7 @@ from vllm_ascend_spec.demo.records import AnswerRecord, ArmRecord, Report, StepR
 
 ADAPTIVE = "-adaptive"
 SHOWN_PROMPTS = 5
+TURN_MARK = re.compile(r"<\|im_start\|>(?:user|assistant)\n|<\|im_end\|>\n?")
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class AnswerView:
 class PromptView:
     id: str
     kind: str
-    text: str
+    question: str
     answers: list[AnswerView]
 
 
@@ -136,8 +138,13 @@ def prompt_views(report: Report) -> list[PromptView]:
             for answer in arm.answers
             if answer.prompt_id == prompt.id
         ]
-        views.append(PromptView(prompt.id, prompt.kind, prompt.text, found))
+        views.append(PromptView(prompt.id, prompt.kind, question(prompt.text), found))
     return views
+
+
+def question(prompt: str) -> str:
+    """The user's words of a chat-templated prompt."""
+    return TURN_MARK.sub("", prompt).strip()
 
 
 def answer_view(arm: str, title: str, answer: AnswerRecord) -> AnswerView:

@@ -239,7 +239,8 @@ def auc(rows: Sequence[ArmRow]) -> go.Figure:
             )
     figure.add_hline(y=0.5, line={"dash": "dot", "color": "#8b93a1"})
     _position_axes(figure, rows, (1,))
-    figure.update_yaxes(title="AUC", range=[0.4, 1.02])
+    known = [p.auc for row in rows for p in row.positions if p.auc is not None]
+    figure.update_yaxes(title="AUC", range=[min([0.45, *known]) - 0.05, 1.03])
     figure.update_layout(height=470)
     return figure
 

@@ -22,14 +22,19 @@ def build(
     for arm in arms:
         outcome = outcomes.get(arm.name)
         if arm.name in NOT_YET or outcome is None:
-            note = arm.note or "does not run on Model Runner V2 yet"
-            rows.append(ArmRow(arm=arm.name, title=arm.title, status="not yet", note=note))
+            rows.append(ArmRow(arm=arm.name, title=arm.title, status="not yet", note=_why_not(arm)))
         elif isinstance(outcome, ArmFailure):
             rows.append(ArmRow(arm=arm.name, title=arm.title, status="failed", note=outcome.reason))
         else:
             known = reference if isinstance(reference, ArmRecord) else None
             rows.append(_row(arm, outcome, known, prompts, draft_tokens))
     return rows
+
+
+def _why_not(arm: Arm) -> str:
+    if arm.name in NOT_YET:
+        return "does not run on Model Runner V2 yet"
+    return "the zoo has no drafter of this kind for this model"
 
 
 def _row(

@@ -1,7 +1,7 @@
 "use strict";
 
 const root = document.documentElement;
-const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
+const config = { responsive: true, displayModeBar: false };
 
 function colour(name) {
   return getComputedStyle(root).getPropertyValue(name).trim();
@@ -21,8 +21,8 @@ function themed(layout) {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 13, color: colour("--text") },
-    margin: { l: 56, r: 16, t: 40, b: 46 },
-    legend: { orientation: "h", y: -0.2, x: 0, font: { color: colour("--text") } },
+    margin: { l: 56, r: 16, t: 40, b: layout.showlegend === false ? 46 : 104 },
+    legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, font: { color: colour("--text") } },
     hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--text") } },
   };
   for (const key of Object.keys(layout)) {
