@@ -101,7 +101,7 @@ def split_held_out(answers: Answers, held_out: int) -> tuple[Answers, Answers]:
 
 
 def as_float(batch: Batch) -> Batch:
-    """The batch with float32 hidden states, for devices without autocast."""
+    """The batch with float32 hidden states, which also keeps rotary tables in float32."""
     batch.hidden_states = batch.hidden_states.float()
     batch.verifier_last_hidden_states = batch.verifier_last_hidden_states.float()
     return batch
@@ -162,9 +162,9 @@ class DrafterTraining:
 
     def _train_step(self, progress: float) -> Tensor:
         self._set_learning_rate(progress)
-        batch = self.packer.random_batch()
+        batch = as_float(self.packer.random_batch())
         with self._precision():
-            loss = self.loss(batch if self.device.type == "cuda" else as_float(batch))
+            loss = self.loss(batch)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
