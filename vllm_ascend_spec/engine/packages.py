@@ -63,10 +63,9 @@ def _version_or_none(name: str) -> str | None:
 def _declare_torchvision_operators(torch: ModuleType) -> None:
     # torchvision registers fake kernels for operators of its native part, and torch refuses a fake
     # kernel of an operator without a schema. The pure Python part is all that image processors use.
-    if "torchvision" in sys.modules:
-        return
     for operator in ("nms", "qnms"):
-        torch.library.define(
-            f"torchvision::{operator}",
-            "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-        )
+        if not hasattr(torch.ops.torchvision, operator):
+            torch.library.define(
+                f"torchvision::{operator}",
+                "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+            )

@@ -195,7 +195,7 @@ def _check_untouched(replacement: Replacement, current: Any) -> None:
     )
     if found == expected and not foreign_code and not hasattr(current, _MARK):
         return
-    if foreign_code:
+    if found == expected and code is not None:
         origin = f"code in {code.co_filename}"
     raise PatchError(
         f"{replacement.target} is already replaced by {origin}, and vllm-ascend-spec needs it "
