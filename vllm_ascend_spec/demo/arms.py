@@ -11,7 +11,7 @@ from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.zoo import DRAFT_TOKENS, Prompt, Zoo
 
 REFERENCE = "none"
-MAX_TOKENS = 96
+MAX_TOKENS = 160
 MAX_NUM_SEQS = 8
 ENGINE = {
     "max_model_len": 512,

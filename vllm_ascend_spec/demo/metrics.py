@@ -6,7 +6,8 @@ Definitions, each guarding against a way to fool oneself:
 - A trimmed draft token was never verified: it is neither accepted nor rejected.
 - Position i is *reached* in a step where it was verified and positions 1..i-1 were accepted. Other
   steps say nothing about it and are left out of its denominator (they are censored). Survival is
-  the product of the rates, which stays right under trimming (Kaplan and Meier 1958).
+  the product of the rates (Kaplan and Meier 1958). Adaptive verification keeps the drafts that it
+  trusts, so an adaptive arm's rates describe the drafts it chose to verify, not all drafts.
 - A step that the end of the answer cut says nothing about positions past the cut.
 """
 

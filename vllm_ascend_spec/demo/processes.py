@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,10 +19,14 @@ from vllm_ascend_spec.demo.records import ArmRecord, ArmRequest
 ARM_LIMIT_SECONDS = 600
 SIDE_BY_SIDE = 2
 LOG_TAIL_LINES = 30
+MODEL_INFO = "modelinfos"  # folder below VLLM_CACHE_ROOT
 
 ERROR_LINE = re.compile(r"(?:^|[\]):] )((?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): .+)$")
 
 Listener = Callable[[str, str, int], None]  # arm, kind of progress, amount
+
+
+_model_info_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ def _run_one(
     request: ArmRequest, directory: Path, core: int, listener: Listener
 ) -> ArmRecord | ArmFailure:
     directory.mkdir(parents=True)
+    _share_model_info(directory.parent / MODEL_INFO, directory / "cache" / MODEL_INFO)
     request_path, result_path = directory / "request.json", directory / "result.json"
     request_path.write_text(request.model_dump_json(), encoding="utf-8")
     read_end, write_end = os.pipe()
@@ -90,11 +96,19 @@ def _run_one(
     follower.join()
     listener(request.name, "done" if reason is None else "failed", 0)
     if reason is None:
+        _share_model_info(directory / "cache" / MODEL_INFO, directory.parent / MODEL_INFO)
         return ArmRecord.model_validate_json(result_path.read_text(encoding="utf-8"))
     lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines()
     return ArmFailure(
         request.name, _last_error(lines) or reason, "\n".join(lines[-LOG_TAIL_LINES:])
     )
+
+
+def _share_model_info(source: Path, target: Path) -> None:
+    """Pass on what vLLM found out about model classes: ten seconds a class and process."""
+    with _model_info_lock:
+        if source.is_dir():
+            shutil.copytree(source, target, dirs_exist_ok=True)
 
 
 def _environment(directory: Path) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import shlex
@@ -22,7 +23,7 @@ from vllm_ascend_spec.demo.records import ArmRecord, ArmRequest, Report
 from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.zoo import DRAFT_TOKENS, Zoo
 
-DEFAULT_PROMPTS = 16
+DEFAULT_PROMPTS = 24
 
 
 def run(
@@ -35,6 +36,7 @@ def run(
     """See `vllm_ascend_spec.demo.run`."""
     for path in (json_path, html_path):
         check_writable(path)
+    check_packages(html_path)
     console = Console()
     report = measure(arms.choose(methods), prompts or DEFAULT_PROMPTS, Zoo(), model, console)
     console.print(table.table(report.rows))
@@ -52,7 +54,7 @@ def run(
         console.print(f"wrote {html_path}")
     problems = rows.problems(report.rows)
     for problem in problems:
-        console.print(f"FAILED {problem}", style="bold red")
+        console.print(f"FAILED {problem}", style="bold red", soft_wrap=True)
     return 1 if problems else 0
 
 
@@ -60,6 +62,14 @@ def check_writable(path: Path | None) -> None:
     """Refuse a result file whose folder is not there before minutes are spent on the run."""
     if path is not None and not path.absolute().parent.is_dir():
         raise UserError(f"{path}: no folder {path.absolute().parent}; make it or name another")
+
+
+def check_packages(html_path: Path | None) -> None:
+    """Refuse to start without the packages that the end of the run needs."""
+    needed = ("jsonschema", *(("plotly", "jinja2") if html_path is not None else ()))
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"the demo needs {', '.join(missing)}: pip install 'vllm-ascend-spec[cpu]'")
 
 
 def measure(chosen: Sequence[Arm], prompts: int, zoo: Zoo, target: str, console: Console) -> Report:
@@ -74,7 +84,7 @@ def measure(chosen: Sequence[Arm], prompts: int, zoo: Zoo, target: str, console:
     for outcome in outcomes:
         if isinstance(outcome, processes.ArmFailure):
             console.print(f"[bold red]{outcome.name} failed[/bold red]; the end of its log:")
-            console.print(outcome.log, markup=False, highlight=False)
+            console.print(outcome.log, markup=False, highlight=False, soft_wrap=True)
     prompt_records = [arms.prompt_record(prompt) for prompt in picked]
     return Report(
         command=shlex.join(["vllm-ascend-spec", *sys.argv[1:]]),
