@@ -1,0 +1,133 @@
+"""The budget of one engine: calibration, memory, price and plan behind five calls.
+
+`begin` and `record` keep what is known of the requests, `plan` decides, `observe` learns from what
+verification and the clock showed. Host only; the engine calls `plan` before the launch and the
+others when their data happen to have arrived, one or two steps late.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_ascend_spec.budget.accounting import Counters
+from vllm_ascend_spec.budget.calibration import OnlineCalibration, Reliability, sampling_class
+from vllm_ascend_spec.budget.confidence import RequestMemory
+from vllm_ascend_spec.budget.cost import CostModel
+from vllm_ascend_spec.budget.planner import Limits, Plan, Planner, StepBatch
+from vllm_ascend_spec.budget.surface import StepKind
+from vllm_ascend_spec.budget.survival import Grid, Ints, Scores, quantise_scores
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """One drafting round as recorded, in batch order: hand it back with the outcome.
+
+    scores uint16 [R, K], survival uint16 [R, K], classes and slots int [R].
+    """
+
+    slots: Ints
+    classes: Ints
+    scores: Scores
+    survival: Grid
+
+
+class BudgetController:
+    """max_requests slots; a request keeps its slot as long as it lives."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        cost: CostModel | None,
+        acceptance: npt.NDArray[np.float64],
+        calibration: OnlineCalibration | None = None,
+    ) -> None:
+        """acceptance: chances by position before any data, float [K] (`confidence.cold_start`)."""
+        depth = limits.draft_tokens
+        self.calibration = calibration or OnlineCalibration(depth)
+        self.cost = cost
+        self.planner = Planner(limits, cost)
+        self.memory = RequestMemory(limits.max_requests, self.calibration, acceptance)
+        self.reliability = Reliability(depth)
+        self.counters = Counters()
+
+    def begin(self, slot: int, temperature: float = 0.0, top_p: float = 1.0) -> None:
+        """A new request takes the slot."""
+        self.memory.begin(slot, sampling_class(temperature, top_p))
+
+    def record(
+        self,
+        slots: Ints,
+        confidence: npt.ArrayLike,
+        drafted: Ints,
+        depth: int | None = None,
+    ) -> Drafts:
+        """Confidences [R, K] that have arrived from the device.
+
+        drafted: draft tokens per request, int [R]. depth: how far the drafter ran, if less than K.
+        """
+        scores, invalid = quantise_scores(confidence, drafted)
+        self.counters.invalid += invalid
+        depth = self.planner.limits.draft_tokens if depth is None else depth
+        survival = self.memory.record(slots, scores, drafted > 0, depth)
+        return Drafts(slots, self.memory.classes(slots), scores, survival)
+
+    def plan(
+        self,
+        slots: Ints,
+        drafted: Ints,
+        may_draft: npt.NDArray[np.bool_],
+        rows: int,
+        sampling: int,
+        context: float,
+        kind: StepKind = StepKind.FULL,
+    ) -> Plan:
+        """The plan of the step; arguments as in `StepBatch`, requests given by their slots."""
+        memory = self.memory
+        return self.planner.plan(
+            StepBatch(
+                kind=kind,
+                survival=memory.newest[slots],
+                typical=memory.typical[slots],
+                drafted=drafted,
+                may_draft=may_draft,
+                rows=rows,
+                sampling=sampling,
+                context=context,
+            )
+        )
+
+    def observe(self, drafts: Drafts, drafted: Ints, verified: Ints, accepted: Ints) -> None:
+        """What became of a recorded round; int [R] each, accepted without the bonus token."""
+        self.calibration.observe(drafts.scores, drafts.classes, verified, accepted)
+        self.reliability.observe(drafts.survival, verified, accepted)
+        counters = self.counters
+        counters.drafted += int(drafted.sum())
+        counters.verified += int(verified.sum())
+        counters.accepted += int(accepted.sum())
+
+    def observe_step(self, plan: Plan, sampling: int, emitted: int, real_ms: float | None) -> None:
+        """Count a finished step; real_ms where it was timed."""
+        counters = self.counters
+        counters.steps += 1
+        counters.requests += sampling
+        counters.emitted += emitted
+        counters.expected_accepted += plan.expected_tokens - sampling
+        if real_ms is not None and plan.expected_ms is not None:
+            counters.predicted_ms += plan.expected_ms
+            counters.real_ms += real_ms
+
+    def observe_target(
+        self,
+        kind: StepKind,
+        rows: int,
+        sampled: int,
+        requests: int,
+        context: float,
+        real_ms: float,
+    ) -> None:
+        """Time of one target pass with LM head and sampling, drafting not included."""
+        if self.cost is not None:
+            self.cost.observe(kind, rows, sampled, requests, context, real_ms * 1e6)
