@@ -21,20 +21,23 @@ _PADDING = tl.constexpr(PADDING_SLOT)
 
 
 @triton.jit
-def _slots(
-    block_table, table_stride, columns, allocated_blocks, request, index, live,
-    BLOCK_SIZE: tl.constexpr, NULL_BLOCK: tl.constexpr,
-):  # fmt: skip
+def _owned_columns(allocated_blocks, columns, request, mask):
+    """Columns of the block table that hold pages of the request."""
+    owned = tl.where(mask, columns, 0)
+    if allocated_blocks is not None:
+        owned = tl.minimum(owned, tl.load(allocated_blocks + request, mask=mask, other=0))
+    return owned
+
+
+@triton.jit
+def _slots(table_row, owned, index, live, BLOCK_SIZE: tl.constexpr, NULL_BLOCK: tl.constexpr):
     """Cache slot of each token index, padding where the request owns no page for it."""
     column = index // BLOCK_SIZE
-    owned = live & (column < columns)
-    if allocated_blocks is not None:
-        # ascend: one count a request, gathered like the block ids below
-        owned = owned & (column < tl.load(allocated_blocks + request, mask=live, other=0))
-    # ascend: pages are scattered, so their ids are a gather, as is every block table look-up
-    block = tl.load(block_table + request * table_stride + column, mask=owned, other=NULL_BLOCK)
+    live = live & (column < owned)
+    # ascend: a block table look-up is a gather, for pages are scattered
+    block = tl.load(table_row + column, mask=live, other=NULL_BLOCK)
     slot = block * BLOCK_SIZE + (index - column * BLOCK_SIZE)
-    return tl.where(owned & (block != NULL_BLOCK), slot, _PADDING)
+    return tl.where(live & (block != NULL_BLOCK), slot, _PADDING)
 
 
 @triton.jit
@@ -86,8 +89,9 @@ def _block_rows(
         place += tl.load(mrope_delta + state, mask=drafting, other=0).to(tl.int32)[:, None]
     place = tl.where(drafting[:, None], place, 0)
     _store_positions(positions, position_stride, row, place, inside, mrope_delta is not None)
+    owned = _owned_columns(allocated_blocks, columns, request, fits)
     slot = _slots(
-        block_table, table_stride, columns, allocated_blocks, request[:, None] + 0 * offset, index,
+        (block_table + request * table_stride)[:, None], owned[:, None], index,
         fits[:, None] & (offset < Q), BLOCK_SIZE, NULL_BLOCK,
     )  # fmt: skip
     tl.store(slots + row, slot.to(tl.int64), mask=inside)
@@ -125,10 +129,8 @@ def _context_rows(
     # ascend: one state row for each target row, gathered through the owner just found
     valid = valid & (tl.load(idx_mapping + owner, mask=valid, other=-1) >= 0)
     index = tl.load(target_positions + row, mask=valid, other=0).to(tl.int32)
-    slot = _slots(
-        block_table, table_stride, columns, allocated_blocks, owner, index, valid,
-        BLOCK_SIZE, NULL_BLOCK,
-    )  # fmt: skip
+    owned = _owned_columns(allocated_blocks, columns, owner, valid)
+    slot = _slots(block_table + owner * table_stride, owned, index, valid, BLOCK_SIZE, NULL_BLOCK)
     tl.store(context_slots + row, slot.to(tl.int64), mask=inside)
     if mrope_positions is not None:
         for axis in tl.static_range(3):

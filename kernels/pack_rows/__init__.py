@@ -4,10 +4,11 @@ Contract of every implementation (`naive`, `triton`):
 
 - A draft row's rank is its survival, the chance that it and all rows before it are accepted. It
   falls along a request, so each request keeps a prefix of its draft.
-- Scores outside [0, 1] and NaN count as 0. Survival is the fp32 product taken left to right (or,
-  for survival given as input, the running minimum), truncated to a grid of SURVIVAL_LEVELS. Equal
-  levels go by (position, request index). So every rank of a parallel group that holds the same
-  scores takes the same decision, and float noise decides nothing.
+- Survival is an integer in units of 2**-16: confidences are rounded to it (halves to even, at most
+  2**16 - 1; NaN and what lies outside [0, 1] is 0), products truncate. Survival given as input is
+  rounded the same way and made non-increasing. Equal survivals go by (position, request index). So
+  no order of float operations decides anything: every rank of a parallel group that holds the same
+  scores takes the same decision, which is also that of `vllm_ascend_spec.budget.survival.split`.
 - The host fixes the total: min(budget, eligible rows) draft rows, zeros included.
 """
 
@@ -18,7 +19,7 @@ from typing import Literal
 
 import torch
 
-SURVIVAL_LEVELS = 1 << 16
+GRID_BITS = 16
 MAX_REQUESTS = 1024
 MAX_POSITIONS = 16
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from . import SURVIVAL_LEVELS, Batch, PackedRows, ScoreKind, check_shapes
+from . import GRID_BITS, Batch, PackedRows, ScoreKind, check_shapes
 
 
 def survival_levels(scores: torch.Tensor, kind: ScoreKind = "confidence") -> torch.Tensor:
-    """Integer rank key of each draft row, int64 [rows, K] in 0 .. SURVIVAL_LEVELS - 1.
+    """Survival of each draft row in units of 2**-GRID_BITS, int64 [rows, K].
 
-    scores: fp32 (or float64, for a check of the rounding) [rows, K].
+    scores: any float type, [rows, K]. float64 shows what the rounding costs.
     """
+    one = 1 << GRID_BITS
     valid = (scores >= 0) & (scores <= 1)
-    scores = torch.where(valid, scores, torch.zeros_like(scores))
+    clean = torch.where(valid, scores.double(), 0.0)
+    chances = (clean * one).round().long().clamp(max=one - 1)
     if kind == "survival":
-        survival = scores.cummin(dim=1).values
-    else:
-        survival = torch.ones_like(scores)
-        for position in range(scores.shape[1]):  # torch.cumprod rounds differently on each device
-            survival[:, position:] *= scores[:, position : position + 1]
-    return (survival * SURVIVAL_LEVELS).long().clamp(max=SURVIVAL_LEVELS - 1)
+        return chances.cummin(dim=1).values
+    levels = chances.clone()
+    for position in range(1, scores.shape[1]):
+        levels[:, position] = (levels[:, position - 1] * chances[:, position]) >> GRID_BITS
+    return levels
 
 
 def best_rows(levels: torch.Tensor, limits: torch.Tensor, budget: int) -> torch.Tensor:

@@ -1,10 +1,10 @@
 """`pack_rows` in one launch of one program, for CUDA and Ascend.
 
-No sort: the n-th best level is found by bisection over the SURVIVAL_LEVELS grid, then the ties at
-that level by bisection over (position, request) order. Both count over a tile that stays on chip.
+No sort: the n-th best level is found by bisection over the integer grid, then the last position and
+the last request that ties at that level reach. Each step is a count over values that stay on chip.
 The tile is [positions, requests], so that a CUDA thread holds whole requests (the prefix product
-and the lengths need no exchange) and an Ascend vector runs along requests. Levels and orders are
-exact in fp32, and are compared as fp32 because Ascend compares int32 element by element.
+and the lengths need no exchange) and an Ascend vector runs along requests. Levels are exact in fp32
+and compared as fp32, for Ascend compares int32 element by element.
 """
 
 from __future__ import annotations
@@ -13,25 +13,45 @@ import torch
 import triton
 import triton.language as tl
 
-from . import SURVIVAL_LEVELS, Batch, PackedRows, ScoreKind, check_shapes
+from . import GRID_BITS, Batch, PackedRows, ScoreKind, check_shapes
 
 WARPS = 8
+ASCEND_ROWS = 8192  # requests x positions, powers of two: what lowers within 192 KB
 
 
 @triton.jit
-def _survival_level(
-    scores, row, stride, limit, position, K: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr, LEVELS: tl.constexpr, PRODUCT: tl.constexpr,
+def _to_grid(probability, GRID_BITS: tl.constexpr):
+    """int32 in units of 2**-GRID_BITS, halves to even; 0 for NaN and for what is outside [0, 1]."""
+    clean = tl.where((probability >= 0.0) & (probability <= 1.0), probability, 0.0)
+    # Adding 1.5 * 2**23 leaves fp32 no fraction bits: round to nearest even on every device.
+    rounded = (clean * (1 << GRID_BITS) + 12582912.0) - 12582912.0
+    return tl.minimum(rounded.to(tl.int32), (1 << GRID_BITS) - 1)
+
+
+@triton.jit
+def _survival_levels(
+    scores, row, stride, held, limit, position, K: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr, GRID_BITS: tl.constexpr, PRODUCT: tl.constexpr,
 ):  # fmt: skip
     """fp32 [BLOCK_K, BLOCK_R]: level of each draft row, -1 where it is not eligible."""
-    survival = tl.full([BLOCK_K, BLOCK_R], 1.0, tl.float32)
-    for i in tl.static_range(K):
-        score = tl.load(scores + row * stride + i, mask=i < limit, other=0.0).to(tl.float32)
-        score = tl.where((score >= 0.0) & (score <= 1.0), score, 0.0)
-        factor = tl.where(i <= position[:, None], score[None, :], 1.0)
-        survival = survival * factor if PRODUCT else tl.minimum(survival, factor)
-    level = tl.minimum(tl.floor(survival * LEVELS), LEVELS - 1.0)
-    return tl.where(position[:, None] < limit[None, :], level, -1.0)
+    levels = tl.full([BLOCK_K, BLOCK_R], -1.0, tl.float32)
+    # Read row by row, as the scores lie, and turned once: Ascend moves whole rows, not columns.
+    at = scores + row[:, None] * stride + position[None, :]
+    tile = tl.load(at, mask=held[:, None] & (position < K)[None, :], other=0.0).to(tl.float32)
+    tile = tl.trans(tile)
+    running = tl.full([BLOCK_R], 1 << GRID_BITS, tl.int32)
+    for i in range(K):
+        score = tl.sum(tl.where((position == i)[:, None], tile, 0.0), axis=0)
+        chance = _to_grid(score, GRID_BITS)
+        if PRODUCT:
+            # (running * chance) >> 16 with products below 2**24: Ascend has no uint32
+            low = (running * (chance & 255)) >> 8
+            running = (running * (chance >> 8) + low) >> 8
+        else:
+            running = tl.minimum(running, chance)
+        level = tl.where(i < limit, running, -1).to(tl.float32)
+        levels = tl.where(position[:, None] == i, level[None, :], levels)
+    return levels
 
 
 @triton.jit
@@ -40,20 +60,33 @@ def _count(condition):
 
 
 @triton.jit
-def _admit(level, order, budget, LEVEL_BITS: tl.constexpr, ORDER_BITS: tl.constexpr):
-    """Rows of the `budget` best by (level, falling; order, rising); order is unique."""
-    threshold = 0.0
-    for bit in tl.static_range(LEVEL_BITS):
-        trial = threshold + (1 << (LEVEL_BITS - 1 - bit))
-        threshold = tl.where(_count(level >= trial) >= budget, trial, threshold)
-    above = level > threshold
-    tied_order = tl.where(level == threshold, order, 1.0 * (1 << ORDER_BITS))
-    open_places = budget - _count(above)
-    cut = 0.0
-    for bit in tl.static_range(ORDER_BITS):
-        trial = cut + (1 << (ORDER_BITS - 1 - bit))
-        cut = tl.where(_count(tied_order < trial) <= open_places, trial, cut)
-    return above | (tied_order < cut)
+def _admitted_lengths(
+    levels, position, request, budget, GRID_BITS: tl.constexpr, POSITION_BITS: tl.constexpr,
+    REQUEST_BITS: tl.constexpr,
+):  # fmt: skip
+    """int32 [BLOCK_R]: rows of each request among the `budget` best, ties by position, request."""
+    threshold = 0.0  # the highest level with at least `budget` rows at or above it
+    for bit in tl.static_range(GRID_BITS):
+        trial = threshold + (1 << (GRID_BITS - 1 - bit))
+        threshold = tl.where(_count(levels >= trial) >= budget, trial, threshold)
+    lengths = tl.sum(tl.where(levels > threshold, 1, 0), axis=0)
+    places = budget - tl.sum(lengths, axis=0)
+
+    column = 0  # ties left of it have places, ties in it have the rest
+    for bit in tl.static_range(POSITION_BITS):
+        trial = column + (1 << (POSITION_BITS - 1 - bit))
+        before = (levels == threshold) & (position < trial)[:, None]
+        column = tl.where(_count(before) <= places, trial, column)
+    before = tl.where((levels == threshold) & (position < column)[:, None], 1, 0)
+    lengths += tl.sum(before, axis=0)
+    places = budget - tl.sum(lengths, axis=0)
+    tied = tl.sum(tl.where((levels == threshold) & (position == column)[:, None], 1, 0), axis=0)
+
+    end = 0  # requests before it have their tie admitted
+    for bit in tl.static_range(REQUEST_BITS):
+        trial = end + (1 << (REQUEST_BITS - 1 - bit))
+        end = tl.where(tl.sum(tl.where(request < trial, tied, 0), axis=0) <= places, trial, end)
+    return lengths + tl.where(request < end, tied, 0)
 
 
 @triton.jit
@@ -75,7 +108,7 @@ def _pack_rows(
     scores, score_stride, score_rows, draft_counts, caps, base_rows, budget, num_requests,
     draft_lengths, query_start_loc, cu_num_logits, start_loc_size, logits_size, bonus_tokens,
     max_requests, K: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
-    ORDER_BITS: tl.constexpr, LEVEL_BITS: tl.constexpr, PRODUCT: tl.constexpr,
+    GRID_BITS: tl.constexpr, POSITION_BITS: tl.constexpr, REQUEST_BITS: tl.constexpr, PRODUCT: tl.constexpr,
     DEVICE_BUDGET: tl.constexpr, DEVICE_COUNT: tl.constexpr,
 ):  # fmt: skip
     if DEVICE_BUDGET:
@@ -93,14 +126,14 @@ def _pack_rows(
     limit = tl.maximum(tl.minimum(limit, K), 0)
     row = request
     if score_rows is not None:
-        row = tl.load(score_rows + request, mask=real, other=0)
+        row = tl.load(score_rows + request, mask=limit > 0, other=0)
 
-    level = _survival_level(
-        scores, row, score_stride, limit, position, K, BLOCK_R, BLOCK_K, 1 << LEVEL_BITS, PRODUCT
+    levels = _survival_levels(
+        scores, row, score_stride, held, limit, position, K, BLOCK_R, BLOCK_K, GRID_BITS, PRODUCT
     )
-    order = (position[:, None] * BLOCK_R + request[None, :]).to(tl.float32)
-    admitted = _admit(level, order, tl.maximum(budget, 0), LEVEL_BITS, ORDER_BITS)
-    lengths = tl.sum(tl.where(admitted, 1, 0), axis=0)
+    lengths = _admitted_lengths(
+        levels, position, request, tl.maximum(budget, 0), GRID_BITS, POSITION_BITS, REQUEST_BITS
+    )
 
     tl.store(draft_lengths + request, lengths, mask=held)
     _write_offsets(query_start_loc, start_loc_size, base + lengths, BLOCK_R)
@@ -129,13 +162,22 @@ def pack_rows(
         raise ValueError("scores: float64 is for the naive oracle, pass float32")
     block_r = triton.next_power_of_2(max(requests, 16))
     block_k = triton.next_power_of_2(positions)
+    score_rows = batch.score_rows
+    if scores.device.type == "npu":
+        if block_r * block_k > ASCEND_ROWS:
+            raise ValueError(
+                f"scores: {block_r} requests x {block_k} positions (rounded up) do not fit the "
+                f"{ASCEND_ROWS} draft rows that one NPU core holds: lower max_num_seqs"
+            )
+        if score_rows is not None:  # the kernel would fetch row after row
+            scores, score_rows = scores.index_select(0, score_rows.clamp(min=0)), None
     count = requests if batch.num_requests is None else batch.num_requests
     _pack_rows[(1,)](
-        scores, scores.stride(0), batch.score_rows, batch.draft_counts, batch.caps,
+        scores, scores.stride(0), score_rows, batch.draft_counts, batch.caps,
         batch.base_rows, budget, count, out.draft_lengths, out.query_start_loc,
         out.cu_num_logits, out.query_start_loc.shape[0], out.cu_num_logits.shape[0], bonus_tokens,
         requests, K=positions, BLOCK_R=block_r, BLOCK_K=block_k,
-        ORDER_BITS=(block_r * block_k).bit_length(), LEVEL_BITS=SURVIVAL_LEVELS.bit_length() - 1,
+        GRID_BITS=GRID_BITS, POSITION_BITS=block_k.bit_length(), REQUEST_BITS=block_r.bit_length(),
         PRODUCT=kind == "confidence", DEVICE_BUDGET=isinstance(budget, torch.Tensor),
         DEVICE_COUNT=isinstance(count, torch.Tensor), num_warps=num_warps,
     )  # fmt: skip
