@@ -18,7 +18,7 @@ SAMPLING_CLASSES = 3
 MEMORY = 4096  # observations kept per class and position: older ones fade as new ones come
 REFIT_AFTER = 128
 PRIOR = (6.0, 3.0)  # precision of slope and bias around the cold start, in units of the Hessian
-CLASS_PRIOR = (40.0, 20.0)  # of one sampling class around the fit of all classes together
+CLOSE_PRIOR = (40.0, 20.0)  # of a part around the fit of the whole
 MIN_SLOPE = 0.05  # a higher score never means a lower chance
 
 Real = npt.NDArray[np.float64]
@@ -106,15 +106,21 @@ class OnlineCalibration:
         return int(rows.size)
 
     def refit(self) -> None:
-        """Fit all classes together around the start, then each class around that."""
+        """Fit everything together, each position around that, each class around its position.
+
+        What all positions have in common moves a position that is hardly ever drafted, too.
+        """
         self._pending = 0
         self.version += 1
         excess = MEMORY / np.maximum(self._seen.sum(axis=-1, keepdims=True), MEMORY)
         self._seen *= excess
         self._accepted *= excess
-        pooled = _fit(self._seen.sum(axis=0), self._accepted.sum(axis=0), self._start, PRIOR)
+        seen, accepted = self._seen.sum(axis=0), self._accepted.sum(axis=0)
+        middle = self._start.mean(axis=0, keepdims=True)
+        common = _fit(seen.sum(axis=0)[None], accepted.sum(axis=0)[None], middle, PRIOR) - middle
+        pooled = _fit(seen, accepted, self._start + common, CLOSE_PRIOR)
         for index in range(SAMPLING_CLASSES):
-            self.fitted[index] = _fit(self._seen[index], self._accepted[index], pooled, CLASS_PRIOR)
+            self.fitted[index] = _fit(self._seen[index], self._accepted[index], pooled, CLOSE_PRIOR)
         self._tabulate()
 
     @property

@@ -30,6 +30,9 @@ def constant_acceptance(tau: float, draft_tokens: int) -> float:
     return (low + high) / 2.0
 
 
+EVEN_REQUESTS = 16  # batch size at which newest and typical survivals weigh the same
+
+
 def conditional(survival: tuple[float, ...]) -> tuple[float, ...]:
     """Survival by position -> acceptance chance given that every position before was accepted."""
     return tuple(p / q for p, q in zip(survival, (1.0, *survival), strict=False))
@@ -173,6 +176,22 @@ class RequestMemory:
         mean = survival.sum(axis=0, dtype=np.int64) // slots.size
         self._population += (mean - self._population).astype(np.int32) >> 5
         return survival
+
+    def expected(self, slots: Ints) -> Grid:
+        """Survivals [R, K] to plan with: between the newest and the typical ones.
+
+        The drafts to come are new draws. In a large batch the newest stand for them, unevenness
+        included; in a small one a single draw is mostly luck, and the mean tells more.
+        """
+        requests = slots.shape[0]
+        newest = self.newest[slots]
+        if requests >= 8 * EVEN_REQUESTS:
+            return newest
+        weight = np.uint32(256 * requests // (requests + EVEN_REQUESTS))
+        blend = newest * weight
+        blend += self.typical[slots] * (np.uint32(256) - weight)
+        blend >>= 8
+        return blend.astype(np.uint16)
 
     def classes(self, slots: Ints) -> Ints:
         """Sampling classes of the requests, int [R]."""

@@ -89,7 +89,7 @@ class BudgetController:
         return self.planner.plan(
             StepBatch(
                 kind=kind,
-                survival=memory.newest[slots],
+                survival=memory.expected(slots),
                 typical=memory.typical[slots],
                 drafted=drafted,
                 may_draft=may_draft,

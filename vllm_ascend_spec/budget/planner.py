@@ -199,7 +199,7 @@ class Planner:
         cost = self._model.step(price[: tokens.size], best.drafter_ns)
         n = int((tokens - best.rate * cost).argmax())
         n, explored = self._explore(n, tokens, cost, best.rate)
-        member, probe_ns = self._probe(batch, decode, best, everyone - best.count)
+        member, depth, probe_ns = self._probe(batch, decode, best, everyone - best.count)
         step_ns = cost.item(n) + probe_ns
         self._draft_probes.earn(step_ns)
         self._verify_probes.earn(step_ns)
@@ -211,7 +211,7 @@ class Planner:
             draft_rows=n,
             rows=batch.rows + n,
             draft_next=member,
-            depth=best.depth,
+            depth=depth,
             expected_tokens=batch.sampling + tokens.item(n) / ONE,
             expected_ms=step_ns / 1e6,
             reason=reason,
@@ -287,21 +287,30 @@ class Planner:
 
     def _probe(
         self, batch: StepBatch, decode: Exact, best: Drafting, idle: int
-    ) -> tuple[npt.NDArray[np.bool_], float]:
-        """Now and then a few requests that are left out are drafted for."""
-        if not idle or (best.count and not self.limits.drafts_subset):
-            return best.member, 0.0
-        count = min(self.limits.probe_requests, idle) if self.limits.drafts_subset else idle
+    ) -> tuple[npt.NDArray[np.bool_], int, float]:
+        """Now and then drafts are deeper, or made for a few of the requests that are left out.
+
+        Returns members, depth and the drafter's additional time in ns, 0 for no probe.
+        """
+        deepest = self._depths[-1]
+        if best.count and best.depth < deepest:
+            deeper = self._drafter_ns(best.count, deepest, batch.context) - best.drafter_ns
+            if self._draft_probes.pay(deeper):
+                return best.member, deepest, deeper
+        subset = self.limits.drafts_subset
+        if not idle or (best.count and not subset):
+            return best.member, best.depth, 0.0
+        count = min(self.limits.probe_requests, idle) if subset else idle
         price = self._model.drafter.prices(best.depth, batch.context)
         extra = price.item(best.count + count) - price.item(best.count)
         # Where nothing is drafted, verifying the probe is part of its price.
         rows = 0 if best.count else min(count * best.depth, decode.size - 1)
         if not self._draft_probes.pay(extra + decode.item(rows) - decode.item(0)):
-            return best.member, 0.0
+            return best.member, best.depth, 0.0
         member = best.member.copy()
         left_out = np.flatnonzero(batch.may_draft & ~best.member).tolist()
         member[self._round.take(left_out, count)] = True
-        return member, extra
+        return member, best.depth, extra
 
     def _fixed(self, batch: StepBatch, reason: Reason) -> Plan:
         """Without a price: the drafts in hand, as far as the limits go."""

@@ -60,10 +60,12 @@ class Sheet:
         high: Times = self._times[i, j + 1]
         if f:
             high = high + f * (self._times[i + 1, j + 1] - high)
+        if g <= 1.0:
+            inside: Times = low + g * (high - low)
+            return inside
         # A noisy pair must not make a long context cheap: beyond the grid only upwards.
-        slope: Times = high - low if g <= 1.0 else np.maximum(high - low, 0.0)
-        column: Times = low + g * slope
-        return column
+        beyond: Times = high + (g - 1.0) * np.maximum(high - low, 0.0)
+        return beyond
 
 
 def _locate(axis: list[float], value: float, extrapolate: bool = False) -> tuple[int, float]:

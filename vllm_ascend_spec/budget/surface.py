@@ -185,7 +185,7 @@ def require_key(surface: Surface, expected: SurfaceKey, source: str) -> None:
     ]
     if differing:
         raise UserError(
-            f"cost surface {source} is for another set-up: {'; '.join(differing)}. {_MEND}"
+            f"cost surface {source} was measured elsewhere: {'; '.join(differing)}. {_MEND}"
         )
 
 
