@@ -9,12 +9,13 @@ drowned in luck; the calibration sees drawn outcomes only. The first step counts
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.budget.world import SHAPES, Acceptance, Shape, surface
+from benchmarks.budget.world import EASY, HARD, SHAPES, Acceptance, Shape, surface
 from benchmarks.results import Result, Row, versions
 from vllm_ascend_spec.budget.controller import BudgetController
 from vllm_ascend_spec.budget.cost import CostModel
@@ -37,9 +38,16 @@ class Scenario:
     offset: float = 0.0
     steps: int = 1500
     seed: int = 7
+    profiles: tuple[tuple[float, ...], ...] = (EASY, HARD)
 
     def acceptance(self) -> Acceptance:
-        return Acceptance(self.requests, self.seed, slope=self.slope, offset=self.offset)
+        return Acceptance(
+            self.requests,
+            self.seed,
+            slope=self.slope,
+            offset=self.offset,
+            profiles=self.profiles,
+        )
 
 
 class Truth:
@@ -124,19 +132,24 @@ class Adaptive:
         self.random = np.random.default_rng(s.seed + 1)
         self.slots = np.arange(s.requests)
         self.classes = np.zeros(s.requests, dtype=np.int64)
-        drafted = np.zeros(s.requests, dtype=np.int64)
-        late: list = []
-        tokens, ms = np.zeros(s.steps), np.zeros(s.steps)
-        for step in range(s.steps):
+        self.drafted = np.zeros(s.requests, dtype=np.int64)
+        self.late: Callable[[], None] | None = None
+        return self.proceed(s.steps)
+
+    def proceed(self, steps: int) -> tuple[np.ndarray, np.ndarray]:
+        """Credited tokens and true ms of `steps` more steps."""
+        tokens, ms = np.zeros(steps), np.zeros(steps)
+        for step in range(steps):
             for slot in self.acceptance.turnover():
                 self.controller.begin(int(slot))
-            for arrive in late:
-                arrive()
-            tokens[step], ms[step], drafted, late = self._step(drafted)
+            if self.late is not None:
+                self.late()
+            tokens[step], ms[step] = self._step()
         return tokens, ms
 
-    def _step(self, drafted: np.ndarray) -> tuple[float, float, np.ndarray, list]:
+    def _step(self) -> tuple[float, float]:
         s, controller = self.scenario, self.controller
+        drafted = self.drafted
         chances, confidence = self.acceptance.draw()
         everyone = np.ones(s.requests, dtype=bool)
         plan = controller.plan(self.slots, drafted, everyone, s.requests, s.requests, s.context)
@@ -150,7 +163,7 @@ class Adaptive:
         count = int(plan.draft_next.sum())
         drafter_ms = self.truth.drafter(count, plan.depth) if count else 0.0
 
-        def arrive(drafted: np.ndarray = drafted) -> None:
+        def arrive() -> None:
             depth = int(drafted.max(initial=0)) or None
             drafts = controller.record(self.slots, confidence, drafted, depth)
             controller.observe(drafts, drafted, verified, accepted)
@@ -162,8 +175,9 @@ class Adaptive:
             )
 
         emitted = s.requests + float((survival * kept).sum())
-        following = np.where(plan.draft_next, plan.depth, 0)
-        return emitted, target_ms + drafter_ms, following, [arrive]
+        self.drafted = np.where(plan.draft_next, plan.depth, 0)
+        self.late = arrive
+        return emitted, target_ms + drafter_ms
 
     def _split(self, confidence: np.ndarray, drafted: np.ndarray, budget: int) -> np.ndarray:
         """What the device does with the fresh confidences."""

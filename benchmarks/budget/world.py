@@ -7,6 +7,7 @@ context are assumed, and the same for every policy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,8 +64,8 @@ class Shape:
     """A target and a drafter, with the draft lengths that the drafter can be run at."""
 
     name: str
-    target_ms: object
-    drafter_ms: object
+    target_ms: Callable[[float, int, int], float]
+    drafter_ms: Callable[[int, int], float]
     depths: tuple[int, ...]
 
 
@@ -147,16 +148,21 @@ class Acceptance:
         self.random = np.random.default_rng(seed)
         self.difficulty, self.noise = difficulty, noise
         self.slope, self.offset, self.lifetime = slope, offset, lifetime
+        self.kind = np.arange(requests) % len(profiles)
+        self.become(profiles)
+
+    def become(self, profiles: tuple[tuple[float, ...], ...]) -> None:
+        """Every request changes to these unconditional acceptance profiles."""
         chances = [np.array(p) / np.array((1.0, *p[:-1])) for p in profiles]
         self._profiles = np.stack([logit(c) for c in chances])
-        self.kind = np.arange(requests) % len(profiles)
+        self.kind %= len(profiles)
         self.rates = self._profiles[self.kind]
 
     def turnover(self) -> np.ndarray:
         """Requests that end are replaced by others; returns their slots."""
         ended = np.flatnonzero(self.random.random(self.kind.size) < 1.0 / self.lifetime)
-        self.random.shuffle(self.kind)  # keeps the shares; only the ended ones are then moved
-        self.kind = np.sort(self.kind)[self.random.permutation(self.kind.size)]
+        # The slots of ended requests swap their kinds, so the shares of the kinds stay as they are.
+        self.kind[ended] = self.random.permutation(self.kind[ended])
         self.rates[ended] = self._profiles[self.kind[ended]]
         return ended
 

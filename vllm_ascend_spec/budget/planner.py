@@ -126,6 +126,7 @@ class Planner:
     def __init__(self, limits: Limits, cost: CostModel | None) -> None:
         self.limits = limits
         self.cost = cost
+        self._max_rows = min(limits.max_rows, cost.max_rows if cost else limits.max_rows)
         self.ranking = Ranking(limits.max_requests, limits.draft_tokens)
         depths = limits.depths or (limits.draft_tokens,)
         self._depths = tuple(sorted({min(d, limits.draft_tokens) for d in depths}))
@@ -323,7 +324,7 @@ class Planner:
 
     def _most(self, rows: int, sampling: int) -> int:
         limits = self.limits
-        most = limits.max_rows - rows
+        most = self._max_rows - rows
         if limits.max_logits_rows is not None:
             most = min(most, limits.max_logits_rows - sampling)
         if limits.max_draft_rows is not None:
