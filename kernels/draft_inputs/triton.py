@@ -16,7 +16,7 @@ from .._launch import grid
 from . import PADDING_SLOT, BlockShape, DraftBuffers, TargetStep, check_shapes
 
 REQUESTS_PER_ITEM = 16
-ROWS_PER_ITEM = 64
+COUNTED_TILE = 8192  # target rows x requests compared at once: what Ascend's compiler takes quickly
 _PADDING = tl.constexpr(PADDING_SLOT)
 
 
@@ -195,7 +195,9 @@ def draft_inputs(step: TargetStep, shape: BlockShape, out: DraftBuffers) -> Draf
     context_rows, max_rows = out.context_slots.shape[0], out.slots.shape[0]
     groups = triton.cdiv(requests, REQUESTS_PER_ITEM)
     beyond = max(context_rows, max_rows - requests * shape.rows)
-    items = groups + triton.cdiv(beyond, ROWS_PER_ITEM)
+    block_r = triton.next_power_of_2(max(requests, 16))
+    chunk = min(64, COUNTED_TILE // block_r)
+    items = groups + triton.cdiv(beyond, chunk)
     _draft_inputs[grid(items, out.slots.device)](
         count, requests, step.query_start_loc, step.positions, step.num_sampled,
         step.num_rejected, step.idx_mapping, step.last_sampled, step.next_prefill_tokens,
@@ -208,8 +210,7 @@ def draft_inputs(step: TargetStep, shape: BlockShape, out: DraftBuffers) -> Draf
         out.context_positions.stride(0), out.context_slots, context_rows, max_rows, groups, items,
         shape.mask_token, shape.max_model_len, K=shape.draft_tokens, Q=shape.rows,
         BLOCK_Q=triton.next_power_of_2(shape.rows),
-        BLOCK_R=triton.next_power_of_2(max(requests, 16)), GROUP=REQUESTS_PER_ITEM,
-        CHUNK=ROWS_PER_ITEM, BLOCK_SIZE=shape.block_size, NULL_BLOCK=shape.null_block,
-        DEVICE_COUNT=isinstance(count, torch.Tensor), num_warps=4,
+        BLOCK_R=block_r, GROUP=REQUESTS_PER_ITEM, CHUNK=chunk, BLOCK_SIZE=shape.block_size,
+        NULL_BLOCK=shape.null_block, DEVICE_COUNT=isinstance(count, torch.Tensor), num_warps=4,
     )  # fmt: skip
     return out

@@ -108,8 +108,8 @@ def _pack_rows(
     scores, score_stride, score_rows, draft_counts, caps, base_rows, budget, num_requests,
     draft_lengths, query_start_loc, cu_num_logits, start_loc_size, logits_size, bonus_tokens,
     max_requests, K: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
-    GRID_BITS: tl.constexpr, POSITION_BITS: tl.constexpr, REQUEST_BITS: tl.constexpr, PRODUCT: tl.constexpr,
-    DEVICE_BUDGET: tl.constexpr, DEVICE_COUNT: tl.constexpr,
+    GRID_BITS: tl.constexpr, POSITION_BITS: tl.constexpr, REQUEST_BITS: tl.constexpr,
+    PRODUCT: tl.constexpr, DEVICE_BUDGET: tl.constexpr, DEVICE_COUNT: tl.constexpr,
 ):  # fmt: skip
     if DEVICE_BUDGET:
         budget = tl.load(budget).to(tl.int32)
