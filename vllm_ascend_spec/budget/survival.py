@@ -111,7 +111,8 @@ class Ranking:
         key = np.subtract(ONE - 1, survival, dtype=np.uint32)
         key <<= GRID_BITS
         key |= self._slot[:requests]
-        if int(available.min(initial=self.draft_tokens)) < self.draft_tokens:
+        # Rows that do not exist go; the comparison is spared where all exist.
+        if int(available.sum()) < key.size:
             key = key[self._position < available[:, None]]
         key = key.reshape(-1)
         key.sort()
