@@ -242,7 +242,8 @@ def main() -> None:
     if options.json:
         result = Result(
             name="budget/simulate",
-            command="python -m benchmarks.budget.simulate --json benchmarks/results/...",
+            command=f"python -m benchmarks.budget.simulate --steps {options.steps} "
+            f"--json benchmarks/results/{options.json.name}",
             device="simulated",
             repeats=1,
             versions=versions("numpy"),
