@@ -27,15 +27,28 @@ from .pack_rows import Batch, PackedRows
 
 logger = logging.getLogger(__name__)
 
-# operator -> (package, function); an implementation is the package's module of that name
-OPERATORS: dict[str, tuple[str, str]] = {
-    "pack_rows": ("pack_rows", "pack_rows"),
-    "max_softmax": ("max_softmax", "max_softmax"),
-    "max_softmax_partial": ("max_softmax", "max_softmax_partial"),
-    "combine_partials": ("max_softmax", "combine_partials"),
-    "draft_inputs": ("draft_inputs", "draft_inputs"),
-    "gdn_verify": ("gdn_verify", "gdn_verify"),
-    "conv_verify": ("conv_verify", "conv_verify"),
+
+def _modules(package: str, function: str, *kinds: str, **others: str) -> dict[str, str]:
+    """implementation -> "module:function"; `kinds` are modules of that name."""
+    return {
+        kind: f"{package}.{module}:{function}"
+        for kind, module in {**{kind: kind for kind in kinds}, **others}.items()
+    }
+
+
+_DEVICE = ("naive", "triton", "ascend")
+# operator -> implementation -> where it is. Those of one operator take the same arguments.
+OPERATORS: dict[str, dict[str, str]] = {
+    "pack_rows": _modules("pack_rows", "pack_rows", *_DEVICE),
+    "max_softmax": _modules("max_softmax", "max_softmax", *_DEVICE),
+    "max_softmax_partial": _modules("max_softmax", "max_softmax_partial", *_DEVICE),
+    "combine_partials": _modules("max_softmax", "combine_partials", *_DEVICE),
+    "draft_inputs": _modules("draft_inputs", "draft_inputs", *_DEVICE),
+    "conv_verify": _modules("conv_verify", "conv_verify", *_DEVICE, "host"),
+    # the triton twin of gdn_verify takes raw gates, so it is not registered under this name
+    "gdn_verify": _modules("gdn_verify", "gdn_verify", "naive", "host"),
+    "replay_verify": _modules("gdn_verify", "replay_verify", naive="replay_naive", triton="replay"),
+    "replay_flush": _modules("gdn_verify", "replay_flush", naive="replay_naive", triton="replay"),
 }
 PREFERENCE: dict[str, tuple[str, ...]] = {
     "cuda": ("triton", "naive"),
@@ -80,11 +93,11 @@ def override(operator: str, implementation: str) -> Iterator[None]:
         _overrides.update(before)
 
 
-def resolve(operator: str, device: torch.device) -> Callable[..., Any]:
-    """The function that serves `operator` on `device`; ValueError for an unknown operator."""
+def resolve(operator: str, device_type: str) -> Callable[..., Any]:
+    """The function that serves `operator` on `cpu`, `cuda` or `npu`; ValueError if unknown."""
     if operator in _overrides:
         return _load(operator, _overrides[operator])
-    return _preferred(operator, device.type)
+    return _preferred(operator, device_type)
 
 
 @functools.cache
@@ -108,32 +121,23 @@ def _preferred(operator: str, device_type: str) -> Callable[..., Any]:
 
 def _unavailable(operator: str, implementation: str) -> str | None:
     """Why the implementation cannot serve here, or None."""
-    package, function = _entry(operator)
-    if importlib.util.find_spec(f"{__package__}.{package}.{implementation}") is None:
+    if operator not in OPERATORS:
+        raise ValueError(f"unknown operator {operator!r}, known: {', '.join(OPERATORS)}")
+    place = OPERATORS[operator].get(implementation)
+    module = place and f"{__package__}.{place.partition(':')[0]}"
+    if not module or importlib.util.find_spec(module) is None:
         return f"no {implementation} implementation"
     if implementation in ("triton", "ascend") and importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    if not hasattr(_module(package, implementation), function):
-        return f"no {implementation} implementation"
     return None
-
-
-def _entry(operator: str) -> tuple[str, str]:
-    if operator not in OPERATORS:
-        raise ValueError(f"unknown operator {operator!r}, known: {', '.join(OPERATORS)}")
-    return OPERATORS[operator]
-
-
-def _module(package: str, implementation: str) -> Any:
-    return importlib.import_module(f"{__package__}.{package}.{implementation}")
 
 
 def _load(operator: str, implementation: str) -> Callable[..., Any]:
     why_not = _unavailable(operator, implementation)
     if why_not is not None:
         raise ValueError(f"{operator}: {implementation!r} cannot be used, {why_not}")
-    package, function = _entry(operator)
-    return getattr(_module(package, implementation), function)
+    module, _, function = OPERATORS[operator][implementation].partition(":")
+    return getattr(importlib.import_module(f"{__package__}.{module}"), function)
 
 
 def pack_rows(
@@ -144,34 +148,44 @@ def pack_rows(
     **options: Any,
 ) -> PackedRows:
     """Best draft rows of the batch, packed into offsets; see `kernels.pack_rows`."""
-    return resolve("pack_rows", scores.device)(scores, budget, batch, out, **options)
+    return resolve("pack_rows", scores.device.type)(scores, budget, batch, out, **options)
 
 
 def max_softmax(logits: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """(confidence, token) of each row of logits; see `kernels.max_softmax`."""
-    return resolve("max_softmax", logits.device)(logits, **options)
+    return resolve("max_softmax", logits.device.type)(logits, **options)
 
 
 def max_softmax_partial(logits: torch.Tensor, **options: Any) -> torch.Tensor:
     """What one vocabulary shard contributes, [3, N]; see `kernels.max_softmax`."""
-    return resolve("max_softmax_partial", logits.device)(logits, **options)
+    return resolve("max_softmax_partial", logits.device.type)(logits, **options)
 
 
 def combine_partials(partials: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """(confidence, token) from all shards' partials; see `kernels.max_softmax`."""
-    return resolve("combine_partials", partials.device)(partials, **options)
+    return resolve("combine_partials", partials.device.type)(partials, **options)
 
 
 def draft_inputs(step: TargetStep, shape: BlockShape, out: DraftBuffers) -> DraftBuffers:
     """Anchor, masks, positions and slots of a block drafter; see `kernels.draft_inputs`."""
-    return resolve("draft_inputs", out.slots.device)(step, shape, out)
-
-
-def gdn_verify(q: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-    """Gated-delta-rule verification over ragged rows; see `kernels.gdn_verify`."""
-    return resolve("gdn_verify", q.device)(q, *args, **options)
+    return resolve("draft_inputs", out.slots.device.type)(step, shape, out)
 
 
 def conv_verify(x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
     """Causal convolution over ragged rows; see `kernels.conv_verify`."""
-    return resolve("conv_verify", x.device)(x, *args, **options)
+    return resolve("conv_verify", x.device.type)(x, *args, **options)
+
+
+def gdn_verify(q: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    """Gated-delta-rule verification, a state column per row; see `kernels.gdn_verify.naive`."""
+    return resolve("gdn_verify", q.device.type)(q, *args, **options)
+
+
+def replay_verify(q: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    """Gated-delta-rule verification, replay layout; see `kernels.gdn_verify.replay`."""
+    return resolve("replay_verify", q.device.type)(q, *args, **options)
+
+
+def replay_flush(slots: torch.Tensor, *args: Any, **options: Any) -> None:
+    """Fold pending rows into the states; see `kernels.gdn_verify.replay`."""
+    resolve("replay_flush", slots.device.type)(slots, *args, **options)
