@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from vllm_ascend_spec import demo
+from vllm_ascend_spec.demo import session
 from vllm_ascend_spec.demo.records import ArmRecord, Report
+from vllm_ascend_spec.zoo import Zoo
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def files(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("demo")
     json_path, html_path = folder / "demo.json", folder / "demo.html"
-    assert demo.run(["none", "dspark-adaptive"], 2, json_path, html_path) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        if zoo.root != Zoo().root:
+            shutil.copy(Zoo().root / "prompts.jsonl", zoo.root)
+            patch.setattr(session, "Zoo", lambda: zoo)
+        assert demo.run(["none", "dspark-adaptive"], 2, json_path, html_path) == 0
     return json_path, html_path
 
 
