@@ -256,6 +256,26 @@ def test_a_mixed_step_trims_by_the_value_of_decode_time() -> None:
     assert alone.draft_rows == beside.draft_rows == 16
 
 
+def test_rows_of_a_mixed_step_are_priced_on_its_own_curve() -> None:
+    """Alone a row is dear; beside a prefill there is room in the graph up to its edge."""
+    ladder = [*range(1, 129), 320]
+    alone = cost_model(lambda rows: 4.0 * rows, ladder, kinds=("full",)).surface
+    mixed = [
+        {"kind": "mixed", "rows": rows, "requests": 1, "context": 0, "ms": 700.0}
+        for rows in (128, 320)
+    ]
+    surface = Surface.model_validate(
+        {
+            "key": alone.key.model_copy(update={"mixed_ladder": (128, 320)}),
+            "target": [*alone.target, *mixed],
+        }
+    )
+    step = batch(geometric(0.6), kind=StepKind.MIXED, rows=16 + 250, sampling=16)
+    planner = Planner(limits(), CostModel(surface, 16, 4096))
+    assert planner.plan(batch(geometric(0.6))).draft_rows == 0
+    assert planner.plan(step).draft_rows == 320 - 266
+
+
 def test_probes_cost_less_than_one_percent_of_the_time() -> None:
     cost = cost_model(lambda rows: 1.0 * rows, list(range(1, 129)), drafter=lambda m, d: 0.2 * m)
     planner = Planner(limits(probe_share=0.004, probe_requests=2), cost)

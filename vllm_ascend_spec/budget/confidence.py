@@ -184,14 +184,15 @@ class RequestMemory:
         included; in a small one a single draw is mostly luck, and the mean tells more.
         """
         requests = slots.shape[0]
-        newest = self.newest[slots]
+        newest: Grid = self.newest[slots]
         if requests >= 8 * EVEN_REQUESTS:
             return newest
-        weight = np.uint32(256 * requests // (requests + EVEN_REQUESTS))
-        blend = newest * weight
-        blend += self.typical[slots] * (np.uint32(256) - weight)
+        weight = 256 * requests // (requests + EVEN_REQUESTS)
+        blend = newest.astype(np.int32) * weight
+        blend += self.typical[slots].astype(np.int32) * (256 - weight)
         blend >>= 8
-        return blend.astype(np.uint16)
+        mixed: Grid = blend.astype(np.uint16)
+        return mixed
 
     def classes(self, slots: Ints) -> Ints:
         """Sampling classes of the requests, int [R]."""
