@@ -28,9 +28,20 @@ class Tool:
 
 
 _UNITS = ("celsius", "fahrenheit")
-_LANGUAGES = "English French German Italian Japanese Polish Spanish Turkish".split()
-_CURRENCIES = "USD EUR GBP JPY CHF CAD".split()
-_GENRES = "comedy drama fantasy history horror jazz pop rock science sports".split()
+_LANGUAGES = ["English", "French", "German", "Italian", "Japanese", "Polish", "Spanish", "Turkish"]
+_CURRENCIES = ["USD", "EUR", "GBP", "JPY", "CHF", "CAD"]
+_GENRES = [
+    "comedy",
+    "drama",
+    "fantasy",
+    "history",
+    "horror",
+    "jazz",
+    "pop",
+    "rock",
+    "science",
+    "sports",
+]
 
 
 def _tool(name: str, description: str, fields: Mapping[str, Draw], *requests: str) -> Tool:
@@ -204,9 +215,7 @@ def _call(v: Values, tool: Tool) -> tuple[str, dict[str, object]]:
     if not tool.requests:
         arguments = {key: _any_value(v, key, kind) for key, kind in tool.parameters.items()}
         return _generic_request(v, tool, arguments), arguments
-    arguments = {
-        key: draw(v) for key, draw in zip(tool.parameters, tool.draws, strict=True)
-    }
+    arguments = {key: draw(v) for key, draw in zip(tool.parameters, tool.draws, strict=True)}
     text = v.choice(tool.requests)
     return text.format(**{key: _show(a) for key, a in arguments.items()}), arguments
 

@@ -39,29 +39,49 @@ _TERMS: dict[str, tuple[str, str]] = {
 }
 
 
+_EXPLAIN_ASKS = (
+    "What is a {t}?",
+    "Explain the word {t}.",
+    "Tell me what a {t} is and why it is useful.",
+    "Define {t} in two sentences.",
+    "My colleague asked about a {t}. What is that?",
+)
+_COMPARE_ASKS = (
+    "What is the difference between a {a} and a {b}?",
+    "Compare a {a} with a {b}.",
+)
+
+
 def _explain(v: Values) -> Example:
-    term = v.choice(tuple(_TERMS))
+    term = ""
+
+    def draw() -> str:
+        nonlocal term
+        term = v.choice(tuple(_TERMS))
+        return v.choice(_EXPLAIN_ASKS).format(t=term)
+
+    ask = v.composed(draw)
     meaning, use = _TERMS[term]
-    ask = v.choice((
-        "What is a {t}?", "Explain the word {t}.", "Tell me what a {t} is and why it is useful.",
-        "Define {t} in two sentences.", "My colleague asked about a {t}. What is that?",
-    ))  # fmt: skip
     frame = v.integer(0, 1) if ask.startswith(("What", "Explain")) else 2
     answers = (
         f"A {term} is {meaning}. It {use}.",
         f"A {term} is {meaning}. People use it because it {use}.",
         f"In short, a {term} is {meaning}. It is useful because it {use}.",
     )
-    return Example("chat", ask.format(t=term), answers[frame])
+    return Example("chat", ask, answers[frame])
 
 
 def _difference(v: Values) -> Example:
-    one, two = v.rng.sample(list(_TERMS), 2)
-    ask = v.choice((
-        "What is the difference between a {a} and a {b}?", "Compare a {a} with a {b}.",
-    ))  # fmt: skip
+    pair: list[str] = []
+
+    def draw() -> str:
+        pair[:] = v.rng.sample(list(_TERMS), 2)
+        return v.choice(_COMPARE_ASKS).format(a=pair[0], b=pair[1])
+
+    ask = v.composed(draw)
+    one, two = pair
     answer = f"A {one} is {_TERMS[one][0]}, while a {two} is {_TERMS[two][0]}."
-    return Example("chat", ask.format(a=one, b=two), answer)
+    return Example("chat", ask, answer)
 
 
 def _reply(v: Values) -> Example:

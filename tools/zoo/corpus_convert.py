@@ -118,9 +118,7 @@ def _nested(v: Values) -> Example:
 
 
 def _orders(v: Values) -> Example:
-    items = [
-        {"item": v.product(), "quantity": v.integer(1, 20)} for _ in range(v.integer(1, 3))
-    ]
+    items = [{"item": v.product(), "quantity": v.integer(1, 20)} for _ in range(v.integer(1, 3))]
     customer = v.name()
     listed = ", ".join(f"{x['quantity']} {x['item']}" for x in items)
     text = v.choice((

@@ -5,6 +5,7 @@ has to copy. A hash of the finished value decides whether it belongs to training
 held-out set, so a held-out name, code or product never occurs in training.
 """
 
+# ruff: noqa: SIM905 - a list of words is read more easily as words
 from __future__ import annotations
 
 import hashlib

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tools.zoo.config import TargetShape
 
@@ -321,9 +321,7 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(*norm)
         self.post_attention_layernorm = RMSNorm(*norm)
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, packing: Packing | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, packing: Packing | None) -> Tensor:
         normed = self.input_layernorm(x)
         mixed = (
             self.linear_attn(normed, packing)

@@ -42,9 +42,7 @@ class PackedRows:
         return self.tokens.shape[0]
 
     def to(self, device: torch.device) -> PackedRows:
-        return PackedRows(
-            self.tokens.to(device), self.segments.to(device), self.answer.to(device)
-        )
+        return PackedRows(self.tokens.to(device), self.segments.to(device), self.answer.to(device))
 
 
 Document = tuple[list[int], int]  # tokens of prompt and answer, length of the prompt
@@ -125,7 +123,9 @@ def load_rows(path: Path) -> PackedRows:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--samples", type=int, default=400_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=multiprocessing.cpu_count())

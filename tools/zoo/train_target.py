@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional as F
 
 from tools.zoo.config import IM_END, MAX_ANSWER_TOKENS, TARGET_KINDS, TargetKind, target_shape
 from tools.zoo.corpus import JSON_KINDS, held_out_prompts, score_json
@@ -226,17 +226,15 @@ def evaluate(trainer: Trainer, count: int, final: dict[str, float]) -> list[dict
     begin = time.monotonic()
     answers = greedy_answers(trainer.model, ids, MAX_ANSWER_TOKENS)
     final["generation_seconds"] = time.monotonic() - begin
-    texts = [
-        tokenizer.decode(a, skip_special_tokens=False).removesuffix(IM_END) for a in answers
-    ]
+    texts = [tokenizer.decode(a, skip_special_tokens=False).removesuffix(IM_END) for a in answers]
     for kind in (None, *JSON_KINDS):
         chosen = [(p, t) for p, t in zip(prompts, texts, strict=True) if kind in (None, p.kind)]
         if any(p.kind in JSON_KINDS for p, _ in chosen):
             score = score_json([p for p, _ in chosen], [t for _, t in chosen])
             final.update({f"{kind or 'json'}_{k}": v for k, v in asdict(score).items()})
-    final["exact_all"] = sum(
-        t == p.reference for p, t in zip(prompts, texts, strict=True)
-    ) / len(prompts)
+    final["exact_all"] = sum(t == p.reference for p, t in zip(prompts, texts, strict=True)) / len(
+        prompts
+    )
     return [
         {"id": p.id, "prompt": p.text, "answer": t, "reference": p.reference}
         for p, t in zip(prompts, texts, strict=True)
@@ -255,7 +253,9 @@ def versions() -> dict[str, str]:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--kind", choices=TARGET_KINDS, required=True)
     parser.add_argument("--seconds", type=float, help="time budget of the training loop")
     parser.add_argument("--steps", type=int, help="fixed number of steps instead of a time budget")

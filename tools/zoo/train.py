@@ -1,0 +1,157 @@
+"""The whole recipe on one GPU: targets, their answers, every drafter, one folder that vLLM loads.
+
+    python -m tools.zoo.train --out zoo                     # about 12 minutes on an H200
+    python -m tools.zoo.train --out zoo --stage drafters    # again, on the targets already there
+
+Processes run side by side: the models are so small that one alone leaves the GPU idle. Every
+process writes its log and its curve under `--out/curves`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+TARGETS = ("hybrid", "dense")
+HYBRID_DRAFTERS = ("mtp", "eagle3", "dflash", "dspark", "dflash2")
+DENSE_DRAFTERS = ("dspark",)
+
+
+class Stage(str, Enum):
+    """What to run; a later stage takes what an earlier one left in `--out`."""
+
+    ALL = "all"
+    TARGETS = "targets"
+    DRAFTERS = "drafters"
+
+
+def launch(module: str, arguments: dict[str, object], log: Path) -> subprocess.Popen[bytes]:
+    """Start `python -m tools.zoo.<module>` with `--key value` arguments, its output in `log`."""
+    command = [sys.executable, "-m", f"tools.zoo.{module}"]
+    for key, value in arguments.items():
+        command += [f"--{key.replace('_', '-')}", str(value)]
+    return subprocess.Popen(command, stdout=log.open("wb"), stderr=subprocess.STDOUT)
+
+
+def wait(processes: dict[str, tuple[subprocess.Popen[bytes], Path]]) -> None:
+    """Wait for all; a failure shows the end of that log and ends the recipe."""
+    failed = [name for name, (process, _) in processes.items() if process.wait()]
+    for name in failed:
+        log = processes[name][1]
+        typer.echo(f"--- {name} failed, end of {log}:", err=True)
+        typer.echo("\n".join(log.read_text(errors="replace").splitlines()[-25:]), err=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def train_targets(out: Path, seconds: float, samples: int, seed: int) -> None:
+    """Both targets at once, on the same rows."""
+    curves = out / "curves"
+    rows = out / "rows.safetensors"
+    log = curves / "rows.log"
+    wait({"rows": (launch("packing", {"samples": samples, "seed": seed, "out": rows}, log), log)})
+    processes = {}
+    for kind in TARGETS:
+        log = curves / f"{kind}.log"
+        arguments = {
+            "kind": kind,
+            "seconds": seconds,
+            "rows": rows,
+            "out": out / kind,
+            "json": curves / f"{kind}.json",
+            "seed": seed,
+        }
+        processes[kind] = (launch("train_target", arguments, log), log)
+    wait(processes)
+    rows.unlink()
+
+
+def write_answers(out: Path, count: int, seed: int) -> None:
+    """The targets' own answers: for training, and to held-out prompts for measuring."""
+    processes = {}
+    for kind in TARGETS:
+        for split, number in (("train", count), ("held_out", 512)):
+            name = f"{kind}-{split}"
+            log = out / "curves" / f"answers-{name}.log"
+            arguments = {
+                "target": out / kind,
+                "out": out / f"{name}.safetensors",
+                "split": split,
+                "count": number,
+                "seed": seed,
+            }
+            processes[name] = (launch("distill", arguments, log), log)
+    wait(processes)
+
+
+def train_drafters(out: Path, seconds: float, seed: int, tokens: int, anchors: int) -> None:
+    """All drafters at once, then MTP's layer goes into the hybrid checkpoint."""
+    pairs = [("hybrid", m) for m in HYBRID_DRAFTERS] + [("dense", m) for m in DENSE_DRAFTERS]
+    processes = {}
+    for target, method in pairs:
+        name = f"{target}-{method}"
+        log = out / "curves" / f"{name}.log"
+        arguments = {
+            "method": method,
+            "target": out / target,
+            "answers": out / f"{target}-train.safetensors",
+            "held_out": out / f"{target}-held_out.safetensors",
+            "out": out / name,
+            "json": out / "curves" / f"{name}.json",
+            "seconds": seconds,
+            "seed": seed,
+            "tokens": tokens,
+            "anchors": anchors,
+        }
+        processes[name] = (launch("train_drafters", arguments, log), log)
+    wait(processes)
+    merged = out / "hybrid-mtp"
+    shutil.copy(merged / "model.safetensors", out / "hybrid" / "model.safetensors")
+    shutil.rmtree(merged)
+
+
+def summarise(out: Path) -> None:
+    """One line a run: what its curve file ends with."""
+    for path in sorted((out / "curves").glob("*.json")):
+        figures = json.loads(path.read_text())
+        if not isinstance(figures, dict):  # the answers that a target gave, for reading
+            continue
+        end = figures.get("held_out") or figures.get("final")
+        typer.echo(f"{path.stem}: {json.dumps(end)}")
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Folder for checkpoints, curves and logs.")],
+    stage: Annotated[Stage, typer.Option()] = Stage.ALL,
+    target_seconds: Annotated[float, typer.Option(help="Training time of the targets.")] = 240.0,
+    drafter_seconds: Annotated[float, typer.Option(help="Training time of the drafters.")] = 150.0,
+    samples: Annotated[int, typer.Option(help="Tasks that the targets learn from.")] = 400_000,
+    answers: Annotated[int, typer.Option(help="Prompts that the targets answer.")] = 40_000,
+    tokens: Annotated[int, typer.Option(help="Tokens in a drafter's batch.")] = 8192,
+    anchors: Annotated[int, typer.Option(help="Drafts in a block drafter's batch.")] = 1536,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Run the recipe, or one stage of it."""
+    began = time.monotonic()
+    (out / "curves").mkdir(parents=True, exist_ok=True)
+    if stage is not Stage.DRAFTERS:
+        train_targets(out, target_seconds, samples, seed)
+        typer.echo(f"targets after {time.monotonic() - began:.0f} s")
+    if stage is not Stage.TARGETS:
+        write_answers(out, answers, seed)
+        typer.echo(f"answers after {time.monotonic() - began:.0f} s")
+        train_drafters(out, drafter_seconds, seed, tokens, anchors)
+    summarise(out)
+    typer.echo(f"all after {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    typer.run(main)
