@@ -78,7 +78,7 @@ class Values:
         self.rng = rng
         self.held_out = held_out
 
-    def _composed(self, draw: Callable[[], str]) -> str:
+    def composed(self, draw: Callable[[], str]) -> str:
         while True:
             value = draw()
             if is_held_out(value) == self.held_out:
@@ -94,7 +94,7 @@ class Values:
         return self.rng.random() < probability
 
     def surname(self) -> str:
-        return self._composed(lambda: self.choice(_SURNAME_START) + self.choice(_SURNAME_END))
+        return self.composed(lambda: self.choice(_SURNAME_START) + self.choice(_SURNAME_END))
 
     def first_name(self) -> str:
         return self.choice(_FIRST)
@@ -110,7 +110,7 @@ class Values:
         return f"{self.digits(3)}-{self.digits(4)}"
 
     def digits(self, count: int) -> str:
-        return self._composed(lambda: "".join(self.choice("0123456789") for _ in range(count)))
+        return self.composed(lambda: "".join(self.choice("0123456789") for _ in range(count)))
 
     def code(self) -> str:
         return f"{self.choice(_PREFIXES)}-{self.digits(4)}"
@@ -118,24 +118,24 @@ class Values:
     def city(self) -> str:
         if self.chance(0.6):
             return self.choice(_CITIES)
-        return self._composed(lambda: self.choice(_PLACE_START) + self.choice(_PLACE_END))
+        return self.composed(lambda: self.choice(_PLACE_START) + self.choice(_PLACE_END))
 
     def street(self) -> str:
-        road = self._composed(lambda: f"{self.surname()} {self.choice(_STREET_END)}")
+        road = self.composed(lambda: f"{self.surname()} {self.choice(_STREET_END)}")
         return f"{self.integer(1, 299)} {road}"
 
     def product(self) -> str:
-        return self._composed(lambda: f"{self.choice(_ADJECTIVES)} {self.choice(_NOUNS)}")
+        return self.composed(lambda: f"{self.choice(_ADJECTIVES)} {self.choice(_NOUNS)}")
 
     def noun(self) -> str:
         return self.choice(_NOUNS)
 
     def topic(self) -> str:
-        return self._composed(lambda: f"{self.choice(_TOPIC_A)} {self.choice(_TOPIC_B)}")
+        return self.composed(lambda: f"{self.choice(_TOPIC_A)} {self.choice(_TOPIC_B)}")
 
     def company(self) -> str:
         parts = (_COMPANY_A, _COMPANY_B, _COMPANY_C)
-        return self._composed(lambda: " ".join(self.choice(p) for p in parts))
+        return self.composed(lambda: " ".join(self.choice(p) for p in parts))
 
     def amount(self) -> float:
         """A price with cents whose last digit is not zero, so text and JSON agree."""
