@@ -86,6 +86,8 @@ def write_answers(out: Path, count: int, seed: int) -> None:
                 "out": out / f"{name}.safetensors",
                 "split": split,
                 "count": number,
+                # Decoding is bound by launches: one large batch takes as long as a small one.
+                "batch": 32_768,
                 "seed": seed,
             }
             processes[name] = (launch("distill", arguments, log), log)
@@ -134,9 +136,9 @@ def main(
     target_seconds: Annotated[float, typer.Option(help="Training time of the targets.")] = 240.0,
     drafter_seconds: Annotated[float, typer.Option(help="Training time of the drafters.")] = 150.0,
     samples: Annotated[int, typer.Option(help="Tasks that the targets learn from.")] = 400_000,
-    answers: Annotated[int, typer.Option(help="Prompts that the targets answer.")] = 40_000,
-    tokens: Annotated[int, typer.Option(help="Tokens in a drafter's batch.")] = 8192,
-    anchors: Annotated[int, typer.Option(help="Drafts in a block drafter's batch.")] = 1536,
+    answers: Annotated[int, typer.Option(help="Prompts that the targets answer.")] = 24_000,
+    tokens: Annotated[int, typer.Option(help="Tokens in a drafter's batch.")] = 4096,
+    anchors: Annotated[int, typer.Option(help="Drafts in a block drafter's batch.")] = 768,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Run the recipe, or one stage of it."""
