@@ -1,0 +1,141 @@
+"""Device time of one call, from CUDA graph replays over inputs that do not fit the L2 cache."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+REPEATS = 30
+COLD_BYTES = 160 << 20  # an H200 has 60 MB of L2
+MAX_SETS = 1024
+
+
+@dataclass(frozen=True)
+class Time:
+    """Microseconds a call: median over replays, and spread (p90 - p10) / (2 median)."""
+
+    us: float
+    spread: float
+
+
+def set_count(bytes_per_call: int) -> int:
+    """Input sets to rotate through so that each is cold when its turn comes again."""
+    return max(1, min(MAX_SETS, -(-COLD_BYTES // max(bytes_per_call, 1))))
+
+
+def time_calls(calls: Sequence[Callable[[], object]], repeats: int = REPEATS) -> Time:
+    """Time a call when `calls`, one per input set, run back to back in one captured graph."""
+    calls[0]()  # compiles
+    torch.cuda.synchronize()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
+        for call in calls:
+            call()
+    graph.replay()
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / len(calls))
+    median = statistics.median(times)
+    tenths = statistics.quantiles(times, n=10)
+    return Time(median, (tenths[-1] - tenths[0]) / (2 * median))
+
+
+def launches(call: Callable[[], object]) -> int:
+    """Kernels, copies and fills that one call puts on the device."""
+    call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    kinds = (torch.autograd.DeviceType.CUDA,)
+    return sum(1 for event in profile.events() if event.device_type in kinds)
+
+
+@triton.jit
+def _read(x, n, out, BLOCK: tl.constexpr):
+    """Reads and adds, nothing else: what the memory gives."""
+    at = tl.program_id(0).to(tl.int64) * (4 * BLOCK) + tl.arange(0, BLOCK)
+    total = tl.load(x + at).to(tl.float32) + tl.load(x + at + BLOCK).to(tl.float32)
+    total += tl.load(x + at + 2 * BLOCK).to(tl.float32) + tl.load(x + at + 3 * BLOCK).to(tl.float32)
+    total = tl.sum(total, axis=0)
+    if total == 12345.678:
+        tl.store(out, total)
+
+
+def read_time(tensors: Sequence[torch.Tensor], repeats: int = REPEATS) -> Time:
+    """Time to read one of the tensors, which are contiguous and large: the roof of this run."""
+    out = torch.zeros(1, device=tensors[0].device)
+    best = None
+    for warps in (4, 8):
+        block = warps * 32 * (16 // tensors[0].element_size())
+        tiles = tensors[0].numel() // (4 * block)
+        found = time_calls(
+            [
+                lambda t=t, b=block, w=warps, n=tiles: _read[(n,)](
+                    t, t.numel(), out, BLOCK=b, num_warps=w
+                )
+                for t in tensors
+            ],
+            repeats,
+        )
+        if best is None or found.us < best.us:
+            best = found
+    assert best is not None
+    return best
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """--json, --repeats and --tune; a clear end without a GPU."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the result file here")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="replays per figure")
+    parser.add_argument("--tune", action="store_true", help="time other settings too")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("no CUDA device: these figures are of a GPU")
+    return options
+
+
+def report(name: str, rows: list[dict[str, Any]], options: argparse.Namespace, notes: str) -> None:
+    """Print the table and, with --json, write it as benchmarks.results.Result."""
+    from benchmarks import results
+
+    result = results.Result(
+        name=name,
+        command=" ".join(
+            ["python -m", name.replace("kernels/", "benchmarks.kernels."), *sys.argv[1:]]
+        ),
+        device=torch.cuda.get_device_name(),
+        repeats=options.repeats,
+        versions=results.versions("torch", "triton") | {"torch": torch.__version__},
+        rows=[results.Row(**row) for row in rows],
+        notes=notes,
+    )
+    for row in result.rows:
+        bar = "" if row.bar is None else f"bar {row.bar:g} {'met' if row.met else 'MISSED'}"
+        baseline = "" if row.baseline is None else f"baseline {row.baseline:.1f}"
+        spread = "" if row.spread is None else f"+-{row.spread:.1%}"
+        print(f"{row.case:34s} {row.metric:34s} {row.value:10.2f} {row.unit:5s} {spread:8s} "
+              f"{baseline:18s} {bar}")  # fmt: skip
+    if options.json:
+        result.write(options.json)
+
+
+def as_json(value: object) -> str:
+    """One line of JSON, for settings in a case's name."""
+    return json.dumps(value, separators=(",", ":"))

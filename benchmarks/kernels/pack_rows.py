@@ -1,0 +1,108 @@
+"""pack_rows: time of one packing, one launch, against the same steps as separate torch operators.
+
+PYTHONPATH=. python -m benchmarks.kernels.pack_rows [--json PATH] [--repeats N] [--tune]
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from vllm_ascend_spec.kernels.pack_rows import Batch, PackedRows, naive
+from vllm_ascend_spec.kernels.pack_rows import triton as kernel
+
+from benchmarks.kernels import _measure
+
+BARS_US = {(256, 15): 12.0, (1024, 7): 12.0}
+CASES = ((64, 7), (256, 7), (256, 15), (1024, 7), (1024, 16))
+FIELDS = ("draft_lengths", "query_start_loc", "cu_num_logits")
+
+
+def problem(requests: int, positions: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, Batch]:
+    """(scores, budget, batch) on the device; half of all draft rows are admitted."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(requests, positions, generator=generator) ** 0.3
+    ones = torch.ones(requests, dtype=torch.int32)
+    budget = torch.tensor([requests * positions // 2], dtype=torch.int32, device="cuda")
+    batch = Batch(ones.cuda(), (ones * positions).cuda())
+    return scores.cuda(), budget, batch
+
+
+def with_torch(scores: torch.Tensor, budget: int, batch: Batch, out: PackedRows) -> None:
+    """The same layout from torch operators, as an engine would write it without a kernel."""
+    requests, positions = scores.shape
+    survival = scores.cumprod(dim=1)
+    eligible = torch.arange(positions, device="cuda") < batch.draft_counts[:, None]
+    flat = torch.where(eligible, survival, -1.0).flatten()
+    owner = flat.topk(budget, sorted=False).indices // positions
+    lengths = torch.zeros(requests, dtype=torch.int32, device="cuda")
+    lengths.scatter_add_(0, owner, torch.ones_like(owner, dtype=torch.int32))
+    out.draft_lengths.copy_(lengths)
+    torch.cumsum(lengths + batch.base_rows, 0, out=out.query_start_loc[1:])
+    torch.cumsum(lengths + 1, 0, out=out.cu_num_logits[1:])
+
+
+def verify(requests: int, positions: int) -> None:
+    """The kernel's buffers equal the oracle's, on poisoned buffers, for several batches."""
+    for seed in range(3):
+        scores, budget, batch = problem(requests, positions, seed)
+        expected = PackedRows.allocate(requests, "cpu")
+        out = PackedRows.allocate(requests, "cuda")
+        for name in FIELDS:
+            getattr(out, name).fill_(-77)
+        naive.pack_rows(scores, budget, batch, expected)
+        kernel.pack_rows(scores, budget, batch, out)
+        for name in FIELDS:
+            torch.testing.assert_close(getattr(out, name).cpu(), getattr(expected, name))
+
+
+def measure(requests: int, positions: int, options: Any) -> list[dict[str, Any]]:
+    """Rows of one shape."""
+    bytes_per_call = 4 * requests * (positions + 6)
+    count = _measure.set_count(bytes_per_call)
+    problems = [problem(requests, positions, seed) for seed in range(min(count, 8))]
+    inputs = [
+        (scores.clone(), budget.clone(), Batch(batch.base_rows.clone(), batch.draft_counts.clone()))
+        for scores, budget, batch in (problems[i % len(problems)] for i in range(count))
+    ]
+    outs = [PackedRows.allocate(requests, "cuda") for _ in inputs]
+    calls = [partial(kernel.pack_rows, *call, out) for call, out in zip(inputs, outs, strict=True)]
+    found = _measure.time_calls(calls, options.repeats)
+    host_budget = requests * positions // 2
+    torch_calls = [
+        partial(with_torch, scores, host_budget, batch, out)
+        for (scores, _, batch), out in list(zip(inputs, outs, strict=True))[:64]
+    ]
+    baseline = _measure.time_calls(torch_calls, options.repeats)
+    case, bar = f"{requests}x{positions}", BARS_US.get((requests, positions))
+    rows = [
+        {"case": case, "metric": "time", "value": found.us, "unit": "us", "spread": found.spread,
+         "baseline": baseline.us, "bar": bar, "better": "lower"},
+        {"case": case, "metric": "launches", "value": _measure.launches(calls[0]), "unit": "",
+         "bar": 1, "better": "lower"},
+    ]  # fmt: skip
+    for warps in (2, 4, 8, 16) if options.tune else ():
+        tuned = [partial(call, num_warps=warps) for call in calls]
+        time = _measure.time_calls(tuned, options.repeats)
+        rows.append({"case": f"{case} num_warps {warps}", "metric": "time", "value": time.us,
+                     "unit": "us", "spread": time.spread, "better": "lower"})  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    options = _measure.arguments(__doc__ or "")
+    rows = []
+    for requests, positions in CASES:
+        verify(requests, positions)
+        rows += measure(requests, positions, options)
+    notes = (
+        "Device scalar budget, half of all draft rows admitted. Captured graph of calls over input "
+        "sets larger than L2, time a call. Baseline: the same layout from torch operators, without "
+        "the tie-break and the integer grid."
+    )
+    _measure.report("kernels/pack_rows", rows, options, notes)
+
+
+if __name__ == "__main__":
+    main()
