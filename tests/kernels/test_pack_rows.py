@@ -231,3 +231,26 @@ def test_a_call_that_does_not_fit_is_refused_by_name(
     for implementation in (naive, kernel):
         with pytest.raises(ValueError, match=message):
             implementation.pack_rows(scores, 1, batch, buffers(size))
+
+
+def test_a_replayed_graph_follows_device_scalars(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("captures a CUDA graph")
+    budget = torch.tensor([8], dtype=torch.int32, device=device)
+    count = torch.tensor([3], dtype=torch.int32, device=device)
+    scores, out = WORKED.to(device), buffers(5, device)
+    batch = on(replace(decoding(3, 5), num_requests=count), device)
+    kernel.pack_rows(scores, budget, batch, out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel.pack_rows(scores, budget, batch, out)
+    for new_budget, new_count in ((8, 3), (3, 2), (0, 0), (15, 3)):
+        budget.fill_(new_budget)
+        count.fill_(new_count)
+        graph.replay()
+        expected = buffers(5)
+        batch_now = replace(decoding(3, 5), num_requests=new_count)
+        naive.pack_rows(WORKED, new_budget, batch_now, expected)
+        for name in FIELDS:
+            assert torch.equal(getattr(out, name).cpu(), getattr(expected, name)), name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import lowering_cases_gdn as gdn
 import torch
 from recording import Launch, recorded
 from vllm_ascend_spec.kernels import draft_inputs, pack_rows
@@ -75,15 +76,16 @@ def draft(requests: int, extra_rows: int, mrope: bool) -> Callable[[], list[Laun
     return launches
 
 
-_SUMS = "two running sums over at most 1024 requests, for row offsets, once a step"
+_SUMS = "three running sums over at most 1024 requests, for ties and row offsets, once a step"
 _D2T = "one look-up of a target id a row"
 _PAGES = "look-ups by page, by state row and by target row: gathers by nature"
 _SCALARS = "a segment's own scalars: its row, temperature and three results, none in the row loop"
+_CURSOR = "slots, lengths and cursors of requests, read by request and slot"
 
 CASES = [
-    Case("pack_rows 256x15", pack(256, 15), 6, _SUMS),
-    Case("pack_rows 1024x7", pack(1024, 7), 6, _SUMS),
-    Case("pack_rows 512x16", pack(512, 16), 6, _SUMS),
+    Case("pack_rows 256x15", pack(256, 15), 9, _SUMS),
+    Case("pack_rows 1024x7", pack(1024, 7), 9, _SUMS),
+    Case("pack_rows 512x16", pack(512, 16), 9, _SUMS),
     Case("max_softmax fp32", softmax(torch.float32), 40, _SCALARS),
     Case(
         "max_softmax bf16 d2t temperature",
@@ -97,4 +99,12 @@ CASES = [
     Case("draft_inputs 256 DFlash", draft(256, 1, mrope=False), 40, _PAGES),
     Case("draft_inputs 256 DSpark M-RoPE", draft(256, 0, mrope=True), 40, _PAGES),
     Case("draft_inputs 1024 DSpark", draft(1024, 0, mrope=False), 40, _PAGES),
+    Case("replay_verify bf16", gdn.replay_verify(torch.bfloat16), 10, _CURSOR),
+    Case("replay_verify fp32", gdn.replay_verify(torch.float32), 10, _CURSOR),
+    Case("replay_flush bf16", gdn.replay_flush(torch.bfloat16), 10, _CURSOR),
+    Case("replay_flush fp32", gdn.replay_flush(torch.float32), 10, _CURSOR),
+    Case("replay cursor", gdn.cursor, 13, _CURSOR),
+    Case("gdn_verify native bf16", gdn.native_verify(torch.bfloat16), 10, _CURSOR),
+    Case("gdn_verify native fp32", gdn.native_verify(torch.float32), 10, _CURSOR),
+    Case("conv_verify", gdn.conv, 4, _CURSOR),
 ]
