@@ -182,7 +182,8 @@ DOMAINS: tuple[Domain, ...] = (
         "{candidate} joins {company} as {role} on {start_date} for {salary} a year.",
         "{company} offers {candidate} the job of {role}: salary {salary}, start {start_date}.",
         "New {role} at {company}: {candidate}, from {start_date}, {salary} per year.",
-    ), {"candidate": ("employee", *_PERSON), "role": ("position", "job"), "company": ("employer",)}),
+    ), {"candidate": ("employee", *_PERSON), "role": ("position", "job"),
+        "company": ("employer",)}),
     Domain(_review, (
         "{reviewer} gave the {product} {rating} stars and {recommended?would|would not} buy it"
         " again.",

@@ -13,7 +13,8 @@ import random
 from collections.abc import Callable, Sequence
 
 _FIRST = (
-    "Ada Alan Alice Amir Ana Anita Ben Bianca Boris Carla Carlos Chen Clara Daniel Diana Diego Dmitri"
+    "Ada Alan Alice Amir Ana Anita Ben Bianca Boris Carla Carlos Chen Clara Daniel Diana Diego"
+    " Dmitri"
     " Elena Emil Emma Erik Eva Farid Fatima Felix Fiona George Grace Hana Hannah Hugo Ines Irene"
     " Ivan Jack James Jana Jonas Julia Kaito Karim Kate Kenji Lara Laura Leo Lena Lin Lucas Lucia"
     " Maria Marco Mark Marta Mei Mia Mila Mona Nadia Nina Noah Nora Oleg Olga Omar Oscar Paul Petra"
@@ -35,7 +36,9 @@ _CITIES = (
     " Munich Nairobi Naples Osaka Oslo Paris Porto Prague Quito Riga Rome Seattle Seoul Sofia"
     " Sydney Tokyo Toronto Turin Vienna Warsaw Zurich"
 ).split()
-_PLACE_START = "Ash Brook Cedar Clear East Fair Glen Green High Lake Mill North Oak Red River".split()
+_PLACE_START = (
+    "Ash Brook Cedar Clear East Fair Glen Green High Lake Mill North Oak Red River"
+).split()
 _PLACE_END = "bury dale field ford gate ham mont port side ton view ville wood".split()
 _STREET_END = ("Street", "Road", "Avenue", "Lane", "Drive")
 _ADJECTIVES = (
@@ -52,9 +55,15 @@ _TOPIC_A = (
     "annual budget client design hiring launch marketing monthly network product project quarterly"
     " release research sales security support team training weekly"
 ).split()
-_TOPIC_B = "audit briefing call check demo meeting planning review session summary sync update".split()
-_COMPANY_A = "Alpha Apex Atlas Blue Bright Delta Echo Ever Global Iron Nova Orion Peak Pine Solar Terra".split()
-_COMPANY_B = "Data Energy Foods Freight Health Labs Logic Media Motors Systems Tech Trade Works".split()
+_TOPIC_B = (
+    "audit briefing call check demo meeting planning review session summary sync update"
+).split()
+_COMPANY_A = (
+    "Alpha Apex Atlas Blue Bright Delta Echo Ever Global Iron Nova Orion Peak Pine Solar Terra"
+).split()
+_COMPANY_B = (
+    "Data Energy Foods Freight Health Labs Logic Media Motors Systems Tech Trade Works"
+).split()
 _COMPANY_C = ("Inc", "Ltd", "GmbH", "Group")
 _DOMAINS = ("example.com", "mail.com", "inbox.org", "post.net", "work.io")
 _PREFIXES = "AB AX BK CN CR EV FX GT HR INV KL MX ORD PO QT RX SKU TK TR VX ZN".split()

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch.nn import functional as F
 
 from tools.zoo.config import IM_END_ID, PAD_ID, TargetShape
 from tools.zoo.modeling import Attention, GatedDeltaNet, Target, rotary_tables

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch.nn import functional as F
 
 from tools.zoo.config import IM_END, MAX_ANSWER_TOKENS, TARGET_KINDS, TargetKind, target_shape
 from tools.zoo.corpus import JSON_KINDS, held_out_prompts, score_json
