@@ -23,8 +23,8 @@ RULES = {
     "while": "a loop whose end depends on data; use `range` with a bound (excusable)",
     "grid": "the grid has one axis: program_id(0) and num_programs(0) only",
     "launch": "a launch has a grid of one axis: kernel[(n,)]",
-    "stride": "a launched kernel loops over its work, range(program_id(0), n, num_programs(0)), for "
-    "a grid holds at most 65535 programs; or it is one program without program_id",
+    "stride": "a launched kernel loops over its work, range(program_id(0), n, num_programs(0)), "
+    "for a grid holds at most 65535 programs; or it is one program without program_id",
     "dtype": "this type does not exist on the device (float64, float8, unsigned 16 to 64 bits)",
     "operation": "this operation does not compile, or takes seconds to and runs element by element",
     "scalar": "this operation runs element by element (excusable)",
