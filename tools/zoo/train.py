@@ -1,7 +1,7 @@
 """The whole recipe on one GPU: targets, their answers, every drafter, one folder that vLLM loads.
 
     python -m tools.zoo.train --out zoo                     # about 12 minutes on an H200
-    python -m tools.zoo.train --out zoo --stage drafters    # again, on the targets already there
+    python -m tools.zoo.train --out zoo --stage refine      # the block drafters, further
 
 Processes run side by side: the models are so small that one alone leaves the GPU idle. Every
 process writes its log and its curve under `--out/curves`.
@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +24,10 @@ import typer
 TARGETS = ("hybrid", "dense")
 HYBRID_DRAFTERS = ("mtp", "eagle3", "dflash", "dspark", "dflash2")
 DENSE_DRAFTERS = ("dspark",)
+# A parallel drafter learns more slowly than a sequential one: it sees one token less of context in
+# every slot, and has one pass in which to find it. These get a second run, at a lower rate.
+REFINED = (("hybrid", "dflash"), ("hybrid", "dspark"), ("hybrid", "dflash2"))
+REFINE_RATES = {"muon_lr": 0.007, "adam_lr": 1.4e-3}
 
 
 class Stage(str, Enum):
@@ -31,6 +36,15 @@ class Stage(str, Enum):
     ALL = "all"
     TARGETS = "targets"
     DRAFTERS = "drafters"
+    REFINE = "refine"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A drafter's batch: packed tokens, and drafts that a block method learns from."""
+
+    tokens: int
+    anchors: int
 
 
 def launch(module: str, arguments: dict[str, object], log: Path) -> subprocess.Popen[bytes]:
@@ -94,30 +108,52 @@ def write_answers(out: Path, count: int, seed: int) -> None:
     wait(processes)
 
 
-def train_drafters(out: Path, seconds: float, seed: int, tokens: int, anchors: int) -> None:
+def train_drafters(out: Path, seconds: float, seed: int, batch: Batch) -> None:
     """All drafters at once, then MTP's layer goes into the hybrid checkpoint."""
     pairs = [("hybrid", m) for m in HYBRID_DRAFTERS] + [("dense", m) for m in DENSE_DRAFTERS]
-    processes = {}
-    for target, method in pairs:
-        name = f"{target}-{method}"
-        log = out / "curves" / f"{name}.log"
-        arguments = {
-            "method": method,
-            "target": out / target,
-            "answers": out / f"{target}-train.safetensors",
-            "held_out": out / f"{target}-held_out.safetensors",
-            "out": out / name,
-            "json": out / "curves" / f"{name}.json",
-            "seconds": seconds,
-            "seed": seed,
-            "tokens": tokens,
-            "anchors": anchors,
-        }
-        processes[name] = (launch("train_drafters", arguments, log), log)
-    wait(processes)
+    wait(dict(train_drafter(out, *pair, seconds, seed, batch) for pair in pairs))
     merged = out / "hybrid-mtp"
     shutil.copy(merged / "model.safetensors", out / "hybrid" / "model.safetensors")
     shutil.rmtree(merged)
+
+
+def refine(out: Path, seconds: float, seed: int, batch: Batch) -> None:
+    """The block drafters go on from their checkpoints, on other draws of the same answers."""
+    processes = {}
+    for target, method in REFINED:
+        more = {**REFINE_RATES, "init": out / f"{target}-{method}"}
+        name, process = train_drafter(out, target, method, seconds, seed + 1, batch, more)
+        processes[name] = process
+    wait(processes)
+
+
+def train_drafter(
+    out: Path,
+    target: str,
+    method: str,
+    seconds: float,
+    seed: int,
+    batch: Batch,
+    more: dict[str, object] | None = None,
+) -> tuple[str, tuple[subprocess.Popen[bytes], Path]]:
+    """Start one drafter; with `more` it is a second run, whose curve has a name of its own."""
+    name = f"{target}-{method}"
+    run = f"{name}-refined" if more else name
+    log = out / "curves" / f"{run}.log"
+    arguments = {
+        "method": method,
+        "target": out / target,
+        "answers": out / f"{target}-train.safetensors",
+        "held_out": out / f"{target}-held_out.safetensors",
+        "out": out / name,
+        "json": out / "curves" / f"{run}.json",
+        "seconds": seconds,
+        "seed": seed,
+        "tokens": batch.tokens,
+        "anchors": batch.anchors,
+        **(more or {}),
+    }
+    return run, (launch("train_drafters", arguments, log), log)
 
 
 def summarise(out: Path) -> None:
@@ -133,8 +169,11 @@ def summarise(out: Path) -> None:
 def main(
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, curves and logs.")],
     stage: Annotated[Stage, typer.Option()] = Stage.ALL,
-    target_seconds: Annotated[float, typer.Option(help="Training time of the targets.")] = 240.0,
-    drafter_seconds: Annotated[float, typer.Option(help="Training time of the drafters.")] = 150.0,
+    target_seconds: Annotated[float, typer.Option(help="Training time of the targets.")] = 180.0,
+    drafter_seconds: Annotated[float, typer.Option(help="Training time of the drafters.")] = 105.0,
+    refine_seconds: Annotated[
+        float, typer.Option(help="Second run of the block drafters.")
+    ] = 370.0,
     samples: Annotated[int, typer.Option(help="Tasks that the targets learn from.")] = 400_000,
     answers: Annotated[int, typer.Option(help="Prompts that the targets answer.")] = 24_000,
     tokens: Annotated[int, typer.Option(help="Tokens in a drafter's batch.")] = 4096,
@@ -144,13 +183,17 @@ def main(
     """Run the recipe, or one stage of it."""
     began = time.monotonic()
     (out / "curves").mkdir(parents=True, exist_ok=True)
-    if stage is not Stage.DRAFTERS:
+    batch = Batch(tokens, anchors)
+    if stage in (Stage.ALL, Stage.TARGETS):
         train_targets(out, target_seconds, samples, seed)
         typer.echo(f"targets after {time.monotonic() - began:.0f} s")
-    if stage is not Stage.TARGETS:
+    if stage in (Stage.ALL, Stage.DRAFTERS):
         write_answers(out, answers, seed)
         typer.echo(f"answers after {time.monotonic() - began:.0f} s")
-        train_drafters(out, drafter_seconds, seed, tokens, anchors)
+        train_drafters(out, drafter_seconds, seed, batch)
+        typer.echo(f"drafters after {time.monotonic() - began:.0f} s")
+    if stage in (Stage.ALL, Stage.REFINE):
+        refine(out, refine_seconds, seed, batch)
     summarise(out)
     typer.echo(f"all after {time.monotonic() - began:.0f} s")
 

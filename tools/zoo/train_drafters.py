@@ -227,6 +227,9 @@ def main(
     muon_lr: Annotated[float, typer.Option()] = OptimizerOptions.muon_lr,
     adam_lr: Annotated[float, typer.Option()] = OptimizerOptions.adam_lr,
     log_every: Annotated[int, typer.Option()] = 50,
+    init: Annotated[
+        Path | None, typer.Option(help="Checkpoint of this drafter to go on from.")
+    ] = None,
 ) -> None:
     """Train one drafter."""
     began = time.monotonic()
@@ -251,6 +254,8 @@ def main(
     except (ValueError, FileNotFoundError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
+    if init is not None:
+        load_drafter_weights(training.model, spec, init)
     prepared = time.monotonic() - began
     training.run(Budget(seconds, steps), log_every)
     parameters = export_drafter(training.model, spec, target, out)
