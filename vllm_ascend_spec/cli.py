@@ -118,12 +118,13 @@ def demo(
         typer.Option(help="Comma-separated, out of none, ngram, mtp, eagle3, dflash, dspark, ..."),
     ] = "",
     prompts: Annotated[int | None, typer.Option(min=1, help="Held-out prompts an arm.")] = None,
+    model: Annotated[str, typer.Option(help="Target of the zoo: hybrid or dense.")] = "hybrid",
 ) -> None:
     """Every drafting method on a trained hybrid model in real vLLM, side by side."""
     from vllm_ascend_spec import demo as demonstration
 
     chosen = [name.strip() for name in methods.split(",") if name.strip()] or None
-    raise typer.Exit(demonstration.run(chosen, prompts, json_path, html_path))
+    raise typer.Exit(demonstration.run(chosen, prompts, json_path, html_path, model))
 
 
 @app.command()
