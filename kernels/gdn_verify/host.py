@@ -8,12 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import naive
+from vllm_ascend_spec._native import host as _host
 
-try:
-    from vllm_ascend_spec import _host
-except ImportError:  # no compiler at install time
-    _host = None
+from . import naive
 
 
 def gdn_verify(

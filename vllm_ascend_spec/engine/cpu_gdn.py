@@ -15,11 +15,13 @@ from torch import Tensor
 from vllm_ascend_spec.kernels.conv_verify import host as conv
 from vllm_ascend_spec.kernels.gdn_verify import host as gdn
 
+Inputs = tuple[Tensor, Tensor, Tensor]  # mixed_qkv, log_decay, beta of every token of the step
+
 
 def layer_class(upstream: type) -> type:
     """The layer to register in place of vLLM's `QwenGatedDeltaNetAttention`."""
 
-    class CpuGatedDeltaNetAttention(upstream):  # type: ignore[misc, valid-type]
+    class CpuGatedDeltaNetAttention(upstream):
         """vLLM's layer with the plugin's convolution and recurrence."""
 
         def forward_cpu(self, hidden_states: Tensor) -> Tensor:
@@ -63,17 +65,17 @@ def _core(layer: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor) -> Tensor:
     inputs = (mixed_qkv, log_decay, b.float().sigmoid())
     if metadata.spec_sequence_masks is None:
         count = metadata.num_decode_tokens + metadata.num_prefill_tokens
-        prompt = tuple(x[:count] for x in inputs)
-        out[:count] = _prompt_rows(layer, *prompt, *_unspeculated(metadata))
+        out[:count] = _prompt_rows(layer, inputs, slice(count), *_unspeculated(metadata))
     elif metadata.num_prefills == 0:
         count = metadata.num_spec_decode_tokens
-        out[:count] = _verify_rows(layer, *(x[:count] for x in inputs), metadata)
+        out[:count] = _verify_rows(layer, inputs, slice(count), metadata)
     else:
         verify, prompt = metadata.spec_token_indx, metadata.non_spec_token_indx
-        out[verify] = _verify_rows(layer, *(x[verify] for x in inputs), metadata)
+        out[verify] = _verify_rows(layer, inputs, verify, metadata)
         out[prompt] = _prompt_rows(
             layer,
-            *(x[prompt] for x in inputs),
+            inputs,
+            prompt,
             metadata.prefill_query_start_loc,
             metadata.prefill_state_indices,
             metadata.prefill_has_initial_state,
@@ -95,9 +97,8 @@ def _unspeculated(metadata: Any) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def _verify_rows(
-    layer: Any, mixed_qkv: Tensor, log_decay: Tensor, beta: Tensor, metadata: Any
-) -> Tensor:
+def _verify_rows(layer: Any, inputs: Inputs, rows: Tensor | slice, metadata: Any) -> Tensor:
+    mixed_qkv, log_decay, beta = (x[rows] for x in inputs)
     requests = metadata.num_spec_decodes
     boundaries = metadata.spec_query_start_loc[: requests + 1]
     columns = metadata.spec_state_indices_tensor[:requests]
@@ -112,16 +113,16 @@ def _verify_rows(
 
 def _prompt_rows(
     layer: Any,
-    mixed_qkv: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
+    inputs: Inputs,
+    rows: Tensor | slice,
     boundaries: Tensor,
     slots: Tensor,
     has_initial_state: Tensor,
 ) -> Tensor:
-    rows = (boundaries, slots, has_initial_state)
-    convolved = conv.conv_prefill(mixed_qkv, *_conv_arguments(layer), *rows, _silu(layer))
-    return gdn.gdn_prefill(*_split(layer, convolved), log_decay, beta, layer.kv_cache[1], *rows)
+    mixed_qkv, log_decay, beta = (x[rows] for x in inputs)
+    place = (boundaries, slots, has_initial_state)
+    convolved = conv.conv_prefill(mixed_qkv, *_conv_arguments(layer), *place, _silu(layer))
+    return gdn.gdn_prefill(*_split(layer, convolved), log_decay, beta, layer.kv_cache[1], *place)
 
 
 def _conv_arguments(layer: Any) -> tuple[Tensor, Tensor | None, Tensor]:

