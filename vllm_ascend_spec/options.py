@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -49,7 +49,13 @@ class Options(BaseModel):
     adaptive: bool | None = Field(
         default=None,
         description="Let the verified length vary per request. None leaves the choice to "
-        "`enable_adaptive_verification` of the speculative config; true or false overrides it.",
+        "`enable_adaptive_verification` of the speculative config.",
+    )
+    confidence: Literal["auto", "head"] = Field(
+        default="auto",
+        description="Where adaptive verification takes its confidence from. auto: the drafter's "
+        "confidence head where it has one, otherwise an estimate from the draft's softmax. head: "
+        "the head, and a drafter without one is refused.",
     )
     cpu: CpuOptions = Field(default_factory=CpuOptions)
 

@@ -1,14 +1,249 @@
-"""Checks of a configuration before any weight is loaded."""
+"""Checks of a configuration before any weight is loaded, with the key or file in the message.
+
+vLLM finds most of these mistakes too, but after minutes of loading, as a size assertion deep in a
+model, or not at all: a drafter for another target drafts rubbish and only costs speed.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+from vllm_ascend_spec.engine.checkpoint import Checkpoint
+from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.options import Options
+
+logger = logging.getLogger("vllm.ascend_spec.checks")
+
+_TARGET = "--model"
+_DRAFTER = "--speculative-config model"
+
+# Part of the architecture's name that a method's drafters carry.
+_FAMILY = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
+_LOOKUP_METHODS = ("ngram", "ngram_gpu", "suffix")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The parts of a configuration that are checked; directories may be hub names."""
+
+    model: str
+    speculative: dict[str, Any] | None
+    options: Options
+
+    @property
+    def method(self) -> str | None:
+        return None if self.speculative is None else str(self.speculative.get("method") or "")
+
+    @property
+    def adaptive(self) -> bool:
+        if self.options.adaptive is not None:
+            return self.options.adaptive
+        return bool((self.speculative or {}).get("enable_adaptive_verification"))
+
+
+def check(plan: Plan) -> None:
+    """Check options against each other, and the drafter against the target.
+
+    Raises:
+        UserError: names the option, key or file, and the mend.
+    """
+    _check_options(plan)
+    target = Checkpoint.find(plan.model, _TARGET)
+    if target is not None:
+        _ = target.shapes
+    if plan.speculative is None or target is None:
+        return
+    if plan.method == "mtp":
+        _check_mtp(target)
+    family = _FAMILY.get(plan.method or "")
+    if family is None:
+        return
+    drafter = _drafter(plan)
+    if drafter is None:
+        return
+    _check_family(plan, drafter, family)
+    _check_sizes(target, drafter)
+    _check_layers(target, drafter)
+    _check_block(plan, drafter)
+    if plan.method == "dspark":
+        _check_confidence_head(plan, drafter)
 
 
 def check_and_apply(vllm_config: Any, options: Options) -> None:
-    """Apply the options to vLLM's configuration."""
-    speculative = vllm_config.speculative_config
-    if options.adaptive is not None and speculative is not None:
-        speculative.enable_adaptive_verification = options.adaptive
+    """Check vLLM's own configuration object, then apply the options to it."""
+    config = vllm_config.speculative_config
+    speculative = None
+    if config is not None:
+        speculative = {
+            "method": config.method,
+            "model": config.model,
+            "num_speculative_tokens": config.num_speculative_tokens,
+            "enable_adaptive_verification": config.enable_adaptive_verification or None,
+        }
+    if vllm_config.model_config is not None:
+        check(Plan(vllm_config.model_config.model, speculative, options))
+    if options.adaptive is not None and config is not None:
+        config.enable_adaptive_verification = options.adaptive
+
+
+def _check_options(plan: Plan) -> None:
+    given = (plan.speculative or {}).get("enable_adaptive_verification")
+    wanted = plan.options.adaptive
+    if wanted is not None and given is not None and wanted != given:
+        raise UserError(
+            f"ascend_spec.adaptive is {str(wanted).lower()}, and enable_adaptive_verification of "
+            f"--speculative-config is {str(given).lower()}. Give one of them."
+        )
+    if wanted and plan.speculative is None:
+        raise UserError(
+            "ascend_spec.adaptive is true, and nothing drafts. Add --speculative-config."
+        )
+    if plan.adaptive and plan.method in _LOOKUP_METHODS:
+        raise UserError(
+            f"Adaptive verification needs a confidence for each draft token, and method "
+            f"{plan.method!r} has none. Leave it off, or choose mtp, eagle3, dflash or dspark."
+        )
+    if plan.options.confidence == "head" and not (plan.adaptive and plan.method == "dspark"):
+        raise UserError(
+            'ascend_spec.confidence is "head", which only adaptive verification with method '
+            '"dspark" has. Turn ascend_spec.adaptive on, or leave confidence at "auto".'
+        )
+
+
+def _check_mtp(target: Checkpoint) -> None:
+    keys = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+    if not any(target.config.get(key) for key in keys):
+        raise UserError(
+            f'--speculative-config method is "mtp", and {target.config_path} declares no MTP layer '
+            f"({' or '.join(keys)}). Choose another method, or a target trained with MTP."
+        )
+    if "mtp_num_hidden_layers" in target.config and target.has_weight("mtp.") is False:
+        raise UserError(
+            f"{target.config_path} declares an MTP layer (mtp_num_hidden_layers), and the weight "
+            f"files in {target.directory} hold no mtp.* weight. Copy the whole checkpoint."
+        )
+
+
+def _drafter(plan: Plan) -> Checkpoint | None:
+    assert plan.speculative is not None
+    name = plan.speculative.get("model")
+    if not name:
+        raise UserError(
+            f'--speculative-config: method "{plan.method}" needs "model", the drafter\'s directory.'
+        )
+    return Checkpoint.find(str(name), _DRAFTER)
+
+
+def _check_family(plan: Plan, drafter: Checkpoint, family: str) -> None:
+    name = drafter.architecture
+    if family in name.lower():
+        return
+    right = next((m for m, part in _FAMILY.items() if part in name.lower()), None)
+    mend = f'Set method to "{right}"' if right else f'Give a drafter for "{plan.method}"'
+    raise UserError(
+        f'--speculative-config method is "{plan.method}", and {drafter.config_path} describes '
+        f"{name} (architectures). {mend}."
+    )
+
+
+def _check_sizes(target: Checkpoint, drafter: Checkpoint) -> None:
+    hidden = target.config.get("hidden_size")
+    expected = drafter.config.get("target_hidden_size") or drafter.config.get("hidden_size")
+    if expected and expected != hidden:
+        _refuse(target, drafter, "target_hidden_size", expected, "hidden_size", hidden)
+    vocabulary, known = target.config.get("vocab_size"), drafter.config.get("vocab_size")
+    if known and known != vocabulary:
+        _refuse(target, drafter, "vocab_size", known, "vocab_size", vocabulary)
+    reduced = drafter.config.get("draft_vocab_size") or known
+    if reduced != known and drafter.has_weight("d2t") is False:
+        raise UserError(
+            f"{drafter.config_path} has draft_vocab_size {reduced} of {known}, and the weights in "
+            f"{drafter.directory} hold no d2t table from draft to target tokens. Copy it too, or "
+            "export the drafter anew."
+        )
+
+
+def _check_layers(target: Checkpoint, drafter: Checkpoint) -> None:
+    layers = int(target.config.get("num_hidden_layers") or 0)
+    key, ids, last = _feature_layers(drafter, layers)
+    wrong = [i for i in ids if not (isinstance(i, int) and 0 <= i <= last)]
+    if wrong and layers:
+        raise UserError(
+            f"{drafter.config_path}: {key} names layers {wrong}, and the target "
+            f"{target.config_path} has {layers} layers. This drafter belongs to another target."
+        )
+    features = drafter.shapes.get("fc.weight")
+    width = len(ids) * int(target.config.get("hidden_size") or 0)
+    if ids and features and features[-1] != width:
+        raise UserError(
+            f"{drafter.directory}: fc.weight takes {features[-1]} features, and {len(ids)} layers "
+            f"({key}) of the target have {width}. This drafter belongs to another target."
+        )
+
+
+def _feature_layers(drafter: Checkpoint, layers: int) -> tuple[str, list[Any], int]:
+    """Key, ids and largest id of the target layers that the drafter reads.
+
+    EAGLE-3 counts the embedding as layer 0; DFlash and DSpark count from the first layer.
+    """
+    config = drafter.config
+    nested: Iterable[tuple[str, Any, int]] = (
+        (
+            "eagle_aux_hidden_state_layer_ids",
+            config.get("eagle_aux_hidden_state_layer_ids"),
+            layers,
+        ),
+        (
+            "dflash_config.target_layer_ids",
+            (config.get("dflash_config") or {}).get("target_layer_ids"),
+            layers - 1,
+        ),
+        ("target_layer_ids", config.get("target_layer_ids"), layers - 1),
+    )
+    return next(((k, list(ids), last) for k, ids, last in nested if ids), ("", [], layers))
+
+
+def _check_block(plan: Plan, drafter: Checkpoint) -> None:
+    assert plan.speculative is not None
+    block, wanted = drafter.config.get("block_size"), plan.speculative.get("num_speculative_tokens")
+    if not block or not wanted:
+        return
+    # DFlash's block holds the anchor and K masks; DSpark reads its first draft at the anchor.
+    most = block if plan.method == "dspark" else block - 1
+    if wanted > most:
+        logger.warning(
+            "num_speculative_tokens is %d, and %s was trained for blocks of %d (block_size): draft "
+            "tokens after the %dth are guesses. Set it to %d or less",
+            *(wanted, drafter.config_path, block, most, most),
+        )
+
+
+def _check_confidence_head(plan: Plan, drafter: Checkpoint) -> None:
+    declared = bool(drafter.config.get("enable_confidence_head"))
+    found = drafter.has_weight("confidence_head")
+    if not plan.adaptive or (declared and found is not False):
+        return
+    what = (
+        f"{drafter.config_path} declares a confidence head (enable_confidence_head), and the "
+        f"weights in {drafter.directory} hold none"
+        if declared
+        else f"{drafter.config_path} has no confidence head (enable_confidence_head)"
+    )
+    if declared or plan.options.confidence == "head":
+        raise UserError(
+            f"{what}, which adaptive verification was to use. Give a drafter with one, or set "
+            'enable_confidence_head to false and ascend_spec.confidence to "auto" for an estimate.'
+        )
+    logger.info("%s: adaptive verification estimates confidence from the draft's softmax", what)
+
+
+def _refuse(
+    target: Checkpoint, drafter: Checkpoint, key: str, found: Any, target_key: str, expected: Any
+) -> None:
+    raise UserError(
+        f"{drafter.config_path}: {key} is {found}, and the target {target.config_path} has "
+        f"{target_key} {expected}. This drafter belongs to another target."
+    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from vllm_ascend_spec.engine import cpu, versions
+from vllm_ascend_spec.engine import checks, cpu, versions
 from vllm_ascend_spec.errors import UserError
+from vllm_ascend_spec.options import Options
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -49,7 +51,9 @@ def make_llm(model: str, *, platform: str = "auto", **kwargs: Any) -> LLM:
 
     On the CPU engine, `CPU_DEFAULTS` stand for what is not given.
     """
-    if set_up(platform) == "cpu":
+    chosen = set_up(platform)
+    _check(model, kwargs.get("speculative_config"), kwargs.get("additional_config"))
+    if chosen == "cpu":
         kwargs = CPU_DEFAULTS | kwargs
     from vllm import LLM
 
@@ -59,7 +63,13 @@ def make_llm(model: str, *, platform: str = "auto", **kwargs: Any) -> LLM:
 def serve(model: str, platform: str = "auto", arguments: list[str] | None = None) -> None:
     """`vllm serve MODEL ...` on the plugin's engine; returns when the server stops."""
     arguments = list(arguments or [])
-    if set_up(platform) == "cpu":
+    chosen = set_up(platform)
+    _check(
+        model,
+        _json_argument(arguments, "--speculative-config", "-sc"),
+        _json_argument(arguments, "--additional-config"),
+    )
+    if chosen == "cpu":
         arguments = _with_cpu_defaults(arguments)
     from vllm.entrypoints.cli import serve as upstream
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
@@ -79,6 +89,27 @@ def serve(model: str, platform: str = "auto", arguments: list[str] | None = None
     configure_logging_from_args(args)
     command.validate(args)
     command.cmd(args)
+
+
+def _check(model: str, speculative: Any, additional: Any) -> None:
+    # Before vLLM is imported, so that a mistake costs no time; vLLM's own objects are left to it.
+    if speculative is None or isinstance(speculative, dict):
+        checks.check(checks.Plan(model, speculative, Options.from_additional_config(additional)))
+
+
+def _json_argument(arguments: list[str], *flags: str) -> Any:
+    """Value of the last `--flag JSON` or `--flag=JSON`; None without one."""
+    found = None
+    for position, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if flag not in flags:
+            continue
+        text = value if equals else "".join(arguments[position + 1 : position + 2])
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise UserError(f"{flag} is not JSON ({error}): {text!r}") from None
+    return found
 
 
 def _with_cpu_defaults(arguments: list[str]) -> list[str]:
