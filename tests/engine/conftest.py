@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Batch, Case, EngineError, run
+from harness import Batch, Case, Cases
 
 from vllm_ascend_spec.engine import versions
-from vllm_ascend_spec.zoo import TARGETS, Zoo
+from vllm_ascend_spec.zoo import DRAFT_TOKENS, TARGETS, Zoo
 
 MAX_BATCHED_TOKENS = 64
 ENGINE = {
@@ -72,46 +72,35 @@ def batches(prompts: list[dict[str, Any]]) -> dict[str, Batch]:
 
     mixed: more than twice as many requests as fit at once, leaving at different times, so that
     prompts are prefilled beside rows that verify. single: batch 1. tail: prompts whose last chunk
-    is one token.
+    is one token; block drafters shorten the chunks by their look-ahead, so each length is the one
+    for some method.
     """
-    one_more = [{**prompts[i], "length": MAX_BATCHED_TOKENS * (i + 1) + 1} for i in range(2)]
+    chunks = [MAX_BATCHED_TOKENS - shortened for shortened in (0, DRAFT_TOKENS - 1, DRAFT_TOKENS)]
+    one_more = [{**prompts[i], "length": chunk + 1} for i, chunk in enumerate(chunks)]
     return {
         "mixed": Batch(prompts, max_tokens=(24, 16, 30)),
         "single": Batch(prompts[:2], max_tokens=(12,), one_at_a_time=True),
-        "tail": Batch(one_more, max_tokens=(10,), one_at_a_time=True),
+        "tail": Batch(one_more, max_tokens=(8,), one_at_a_time=True),
     }
 
 
 @pytest.fixture(scope="session")
-def run_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], dict[str, Any]]:
-    """Run a case, or give the result of its first run."""
-    results: dict[str, dict[str, Any] | EngineError] = {}
-
-    def cached(case: Case) -> dict[str, Any]:
-        key = repr(case)
-        if key not in results:
-            try:
-                results[key] = run(case, tmp_path_factory.mktemp("case"))
-            except EngineError as failure:
-                results[key] = failure
-        result = results[key]
-        if isinstance(result, EngineError):
-            raise result
-        return result
-
-    return cached
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cases]:
+    """Every case of the session, each run once."""
+    cases = Cases(lambda: tmp_path_factory.mktemp("case"))
+    yield cases
+    cases.close()
 
 
 RunArm = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
-def run_arm(
-    zoo: Zoo, batches: dict[str, Batch], run_case: Callable[[Case], dict[str, Any]]
-) -> RunArm:
+def run_arm(zoo: Zoo, batches: dict[str, Batch], cases: Cases) -> RunArm:
     """`run_arm(target, method, ...)`: the standard batches on a drafting method.
 
-    The arm without speculation also reports the gap between its two best logits.
+    The arm without speculation also reports the gap between its two best logits. With `wait`
+    False the arm is only started.
     """
 
     def run_arm(
@@ -121,6 +110,7 @@ def run_arm(
         adaptive: bool = False,
         mutation: str | None = None,
         asked: dict[str, Batch] | None = None,
+        wait: bool = True,
         **engine: Any,
     ) -> dict[str, Any]:
         chosen = asked or batches
@@ -133,7 +123,8 @@ def run_arm(
             engine=ENGINE | engine,
             mutation=mutation,
         )
-        return run_case(case)
+        started = cases.start(case)
+        return started.result() if wait else {}
 
     return run_arm
 

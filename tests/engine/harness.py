@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,26 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
     if done.returncode != 0:
         raise EngineError(done.stdout[-4000:] + done.stderr[-8000:])
     return json.loads(answer.read_text())
+
+
+class Cases:
+    """Runs cases side by side, one engine a core, and keeps their results."""
+
+    def __init__(self, make_folder: Callable[[], Path]) -> None:
+        self._make_folder = make_folder
+        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+        self._started: dict[str, Future[dict[str, Any]]] = {}
+
+    def start(self, case: Case) -> Future[dict[str, Any]]:
+        """The case's answer once it is there; a case that was started before is not run again."""
+        key = repr(case)
+        if key not in self._started:
+            self._started[key] = self._pool.submit(run, case, self._make_folder())
+        return self._started[key]
+
+    def close(self) -> None:
+        """Drop what has not begun."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True)

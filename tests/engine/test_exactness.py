@@ -26,6 +26,23 @@ BATCHES = ("mixed", "single", "tail")
 REFERENCE = "dspark"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _started(request: pytest.FixtureRequest, zoo: Zoo, run_arm: RunArm) -> None:
+    """Begin with every arm that a selected test will ask for, so that all cores have work."""
+    selected = {
+        item.callspec.params["arm"]
+        for item in request.session.items
+        if "arm" in getattr(getattr(item, "callspec", None), "params", {})
+    }
+    for target in dict.fromkeys(target for target, _, _ in ARMS):
+        chosen = [arm for arm in ARMS if arm in selected and arm[0] == target]
+        for method in ("none", REFERENCE) if chosen else ():
+            run_arm(target, method, wait=False)
+        for _, method, adaptive in chosen:
+            if method in zoo.methods(target):
+                run_arm(target, method, adaptive=adaptive, wait=False)
+
+
 @pytest.fixture(params=ARMS, ids=NAMES)
 def arm(request: pytest.FixtureRequest, zoo: Zoo) -> tuple[str, str, bool]:
     target, method, adaptive = request.param
