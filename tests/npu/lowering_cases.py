@@ -81,6 +81,10 @@ _D2T = "one look-up of a target id a row"
 _PAGES = "look-ups by page, by state row and by target row: gathers by nature"
 _SCALARS = "a segment's own scalars: its row, temperature and three results, none in the row loop"
 _CURSOR = "slots, lengths and cursors of requests, read by request and slot"
+_SYSTEM = (
+    _CURSOR + "; v, outputs and updates, which lie [rows, dv] and are held transposed, gates, and "
+    "the ring's rows at places modulo W: all element by element, states are not"
+)
 
 CASES = [
     Case("pack_rows 256x15", pack(256, 15), 9, _SUMS),
@@ -99,12 +103,12 @@ CASES = [
     Case("draft_inputs 256 DFlash", draft(256, 1, mrope=False), 40, _PAGES),
     Case("draft_inputs 256 DSpark M-RoPE", draft(256, 0, mrope=True), 40, _PAGES),
     Case("draft_inputs 1024 DSpark", draft(1024, 0, mrope=False), 40, _PAGES),
-    Case("replay_verify bf16", gdn.replay_verify(torch.bfloat16), 10, _CURSOR),
-    Case("replay_verify fp32", gdn.replay_verify(torch.float32), 10, _CURSOR),
+    Case("replay_verify bf16", gdn.replay_verify(torch.bfloat16), 48, _SYSTEM),
+    Case("replay_verify fp32", gdn.replay_verify(torch.float32), 38, _SYSTEM),
     Case("replay_flush bf16", gdn.replay_flush(torch.bfloat16), 10, _CURSOR),
     Case("replay_flush fp32", gdn.replay_flush(torch.float32), 10, _CURSOR),
     Case("replay cursor", gdn.cursor, 13, _CURSOR),
-    Case("gdn_verify native bf16", gdn.native_verify(torch.bfloat16), 10, _CURSOR),
-    Case("gdn_verify native fp32", gdn.native_verify(torch.float32), 10, _CURSOR),
+    Case("gdn_verify native bf16", gdn.native_verify(torch.bfloat16), 31, _SYSTEM),
+    Case("gdn_verify native fp32", gdn.native_verify(torch.float32), 29, _SYSTEM),
     Case("conv_verify", gdn.conv, 4, _CURSOR),
 ]
