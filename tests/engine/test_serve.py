@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import RunArm
+from harness import Batch, real_differences
 
 from vllm_ascend_spec.zoo import Zoo
 
@@ -44,7 +47,11 @@ def server(zoo: Zoo, log: Path) -> Iterator[str]:
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_CACHE_ROOT": str(log.parent)}
     with log.open("w") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
         )
     address = f"http://127.0.0.1:{port}"
     try:
@@ -55,7 +62,12 @@ def server(zoo: Zoo, log: Path) -> Iterator[str]:
         try:
             process.wait(60)
         except subprocess.TimeoutExpired:
-            process.kill()
+            pass
+        finally:
+            # The engine is a process of its own, and outlives a server that dies without warning.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def wait_until_healthy(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
@@ -85,6 +97,15 @@ def test_answers_are_repeatable_and_of_full_length(server: str):
     first, again = (complete(server, prompt="Return the number of") for _ in range(2))
     assert first["usage"]["completion_tokens"] == 16
     assert first["choices"][0]["text"] == again["choices"][0]["text"]
+
+
+def test_answers_equal_the_offline_ones_without_speculation(server: str, run_arm: RunArm):
+    prompt = "Return the number of"
+    asked = {"served": Batch([{"text": prompt}], max_tokens=(16,))}
+    offline = run_arm("hybrid", "none", asked=asked)["batches"]["served"]
+    served = complete(server, prompt=prompt, return_token_ids=True)["choices"][0]["token_ids"]
+    assert len(served) == 16
+    assert real_differences(offline, {"answers": [{"tokens": served}]}) == []
 
 
 def test_engine_process_has_the_same_set_up(server: str, log: Path):
