@@ -58,7 +58,9 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
     request.write_text(json.dumps(asdict(case)))
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
-        "VLLM_CACHE_ROOT": str(folder / "cache"),
+        # Shared by the session: vLLM imports every model class in a process of its own to look at
+        # it, and keeps the answer here. Nothing is compiled that a case could leave for another.
+        "VLLM_CACHE_ROOT": str(folder.parent / "vllm-cache"),
         "VLLM_NO_USAGE_STATS": "1",
     }
     done = subprocess.run(

@@ -40,6 +40,7 @@ def test_a_prefix_out_of_the_cache_changes_nothing(
         "max_model_len": 1536,
         "max_num_batched_tokens": 1024,
     }
+    run_arm("hybrid", method, adaptive=adaptive, wait=False, **settings)
     plain = run_arm("hybrid", "none", **settings)["batches"]
     cached = run_arm("hybrid", method, adaptive=adaptive, **settings)["batches"]
     assert all(answer["cached_tokens"] == 0 for answer in cached["first"]["answers"])
@@ -53,11 +54,13 @@ def test_a_prefix_out_of_the_cache_changes_nothing(
 def test_a_preempted_request_starts_from_nothing(
     method: str, adaptive: bool, growing: dict[str, Batch], run_arm: RunArm
 ):
+    arm = {"adaptive": adaptive, "asked": growing}
+    few = {"num_gpu_blocks_override": FEW_BLOCKS}
+    run_arm("hybrid", method, **arm, wait=False)
+    run_arm("hybrid", method, **arm, **few, wait=False)
     plain = run_arm("hybrid", "none", asked=growing)["batches"]["growing"]
-    roomy = run_arm("hybrid", method, adaptive=adaptive, asked=growing)["batches"]["growing"]
-    tight = run_arm(
-        "hybrid", method, adaptive=adaptive, asked=growing, num_gpu_blocks_override=FEW_BLOCKS
-    )["batches"]["growing"]
+    roomy = run_arm("hybrid", method, **arm)["batches"]["growing"]
+    tight = run_arm("hybrid", method, **arm, **few)["batches"]["growing"]
     assert tight["preemptions"] > roomy["preemptions"] == 0
     assert real_differences(plain, tight) == []
     # What is computed anew is computed in other chunks, so a near tie may fall the other way.
