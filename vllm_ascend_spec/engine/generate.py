@@ -40,14 +40,14 @@ def run(request: Request, as_json: bool) -> None:
     prompts = request.prompts or _prompts_from_stdin()
     speculative = _speculative_config(request)
     platform = launch.set_up(request.platform)
-    from vllm import SamplingParams
-
     llm = launch.make_llm(
         model_path(request.model),
         platform=platform,
         speculative_config=speculative,
         max_model_len=MAX_MODEL_LEN,
     )
+    from vllm import SamplingParams
+
     sampling = SamplingParams(temperature=request.temperature, max_tokens=request.max_tokens)
     for answer in llm.generate(prompts, sampling, use_tqdm=False):
         completion = answer.outputs[0]
