@@ -11,16 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from vllm_ascend_spec.budget import planner
 from vllm_ascend_spec.budget.cost import CostModel
-from vllm_ascend_spec.budget.planner import (
-    Limits,
-    Plan,
-    Planner,
-    Reason,
-    StepBatch,
-    best_count,
-    pays,
-)
+from vllm_ascend_spec.budget.planner import Limits, Plan, Planner, Reason, StepBatch
 from vllm_ascend_spec.budget.surface import StepKind, Surface, SurfaceKey
 from vllm_ascend_spec.budget.survival import ONE, prefix_products, split, to_grid
 
@@ -108,7 +101,7 @@ def test_past_a_dear_step_a_larger_graph_can_still_be_best() -> None:
         batch(geometric(0.9))
     )
     assert plan.rows == 128
-    rule = pays(0.9**2, 16 + 16 * 0.9, 10.0, 3.0)
+    rule = planner.pays(0.9**2, 16 + 16 * 0.9, 10.0, 3.0)
     assert not rule
 
 
@@ -124,9 +117,9 @@ def test_on_a_line_the_threshold_rule_is_the_argmax(
     tokens = 1.0 + np.concatenate([[0.0], survival.cumsum()])
     cost = fixed + slope * np.arange(1, tokens.size + 1)
     stop = 0
-    while stop < survival.size and pays(survival[stop], tokens[stop], cost[stop], slope):
+    while stop < survival.size and planner.pays(survival[stop], tokens[stop], cost[stop], slope):
         stop += 1
-    best = best_count(tokens, cost)
+    best = planner.best_count(tokens, cost)
     assert tokens[stop] / cost[stop] == pytest.approx(tokens[best] / cost[best], rel=1e-12)
 
 
@@ -386,7 +379,7 @@ def test_more_confidence_for_all_never_lowers_the_budget(
     gain = np.concatenate([[0], np.sort(rows)[::-1].cumsum()]).astype(np.float64)
     rises = data.draw(npst.arrays(np.int64, gain.size, elements=st.integers(0, 10**6)))
     cost = (1000 + rises.cumsum()).astype(np.float64)
-    assert best_count(requests * ONE + factor * gain, cost) >= best_count(
+    assert planner.best_count(requests * ONE + factor * gain, cost) >= planner.best_count(
         requests * ONE + gain, cost
     )
 
@@ -400,4 +393,4 @@ def test_dearer_rows_never_raise_the_budget(
     tokens = requests * ONE + gain
     cost = data.draw(npst.arrays(np.int64, gain.size, elements=st.integers(1, 10**6))).astype(float)
     factor = 1 + data.draw(npst.arrays(np.int64, gain.size, elements=st.integers(0, 5))).cumsum()
-    assert best_count(tokens, cost * factor) <= best_count(tokens, cost)
+    assert planner.best_count(tokens, cost * factor) <= planner.best_count(tokens, cost)

@@ -111,7 +111,12 @@ def test_wheel_holds_kernels_and_graphs_under_the_package(tmp_path: Path, compil
     if not compiler:
         environment |= {"CC": "/nonexistent/cc", "CXX": "/nonexistent/c++"}
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, ROOT],
+        [
+            *(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path)),
+            # A folder of its own: CMake remembers the compiler that it did not find.
+            f"--config-settings=build-dir={tmp_path / 'build'}",
+            str(ROOT),
+        ],
         check=True,
         env=environment,
     )

@@ -75,7 +75,8 @@ def _generate(
     llm: Any, inputs: list[Any], max_tokens: int, logprobs: int | None, report: Report | None
 ) -> list[Any]:
     from tqdm import tqdm
-    from vllm import SamplingParams
+
+    from vllm_ascend_spec.engine.launch import sampling_params
 
     class Bar(tqdm):
         """vLLM updates the bar once an answer is finished."""
@@ -89,7 +90,7 @@ def _generate(
         # vLLM asks for a second bar around the list of prompts; that one needs no progress.
         return Bar(**options, file=nowhere) if added is None else added
 
-    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, logprobs=logprobs)
+    sampling = sampling_params(temperature=0.0, max_tokens=max_tokens, logprobs=logprobs)
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         return llm.generate(inputs, sampling, use_tqdm=bar if report is not None else False)
 

@@ -60,6 +60,13 @@ def make_llm(model: str, *, platform: str = "auto", **kwargs: Any) -> LLM:
     return LLM(model=model, **kwargs)
 
 
+def sampling_params(**kwargs: Any) -> Any:
+    """`vllm.SamplingParams`, for callers outside `engine/`; the engine must be set up before."""
+    from vllm import SamplingParams
+
+    return SamplingParams(**kwargs)
+
+
 def serve(model: str, platform: str = "auto", arguments: list[str] | None = None) -> None:
     """`vllm serve MODEL ...` on the plugin's engine; returns when the server stops."""
     arguments = list(arguments or [])
