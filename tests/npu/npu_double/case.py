@@ -1,0 +1,137 @@
+"""Child process of the double's tests: one engine, one batch, everything it did as JSON.
+
+Run as `python -m npu_double.case REQUEST.json ANSWER.json`; `harness.py` writes and reads both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from . import startup
+
+ENGINE = {
+    "max_model_len": 256,
+    "max_num_seqs": 4,
+    # The profile run computes this many tokens under the interpreter.
+    "max_num_batched_tokens": 64,
+    "kv_cache_memory_bytes": 64 << 20,
+    "enforce_eager": True,
+    "dtype": "bfloat16",
+    "seed": 0,
+    "disable_log_stats": False,
+    "enable_prefix_caching": False,
+}
+
+
+def main(request_path: str, answer_path: str) -> None:
+    request = json.loads(Path(request_path).read_text())
+    startup.install(Path(request["vllm_ascend"]))
+    answer: dict[str, Any] = {"error": None}
+    try:
+        answer |= _run(request)
+    except BaseException as error:
+        answer["error"] = {
+            "type": type(error).__name__,
+            "message": str(error),
+            "traceback": traceback.format_exc(),
+        }
+    Path(answer_path).write_text(json.dumps(answer))
+    sys.stdout.flush()
+    # torch_npu's own shutdown waits for threads that the double never started.
+    os._exit(0)
+
+
+def _run(request: dict[str, Any]) -> dict[str, Any]:
+    from . import mutations, observe
+    from .device import NpuDouble
+
+    if request["mutation"]:
+        getattr(mutations, request["mutation"])()
+    with NpuDouble() as double:
+        llm = _engine(request)
+        steps = observe.steps(_runner(llm))
+        double.calls.clear()
+        outputs = _generate(llm, request)
+        return {
+            "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+            "prompts": [list(output.prompt_token_ids) for output in outputs],
+            "engine": _describe(llm),
+            "counters": _counters(llm),
+            "steps": steps,
+            "operators": {k: n for k, n in double.calls.items() if not k.startswith("aten")},
+            "missing": sorted(double.missing),
+            "replacements": observe.replacements(),
+        }
+
+
+def _engine(request: dict[str, Any]) -> Any:
+    from vllm import LLM
+
+    return LLM(
+        model=request["model"],
+        speculative_config=request["speculative_config"],
+        **(ENGINE | request["engine"]),
+    )
+
+
+def _generate(llm: Any, request: dict[str, Any]) -> list[Any]:
+    from vllm import SamplingParams, TokensPrompt
+
+    tokenizer = llm.get_tokenizer()
+    prompts = [
+        TokensPrompt(prompt_token_ids=tokenizer.encode(text)[: request["prompt_tokens"]])
+        for text in request["prompts"]
+    ]
+    limits = request["max_tokens"]
+    sampling = [
+        SamplingParams(
+            temperature=0.0,
+            max_tokens=limits[position % len(limits)],
+            ignore_eos=True,
+            detokenize=False,
+        )
+        for position in range(len(prompts))
+    ]
+    return llm.generate(prompts, sampling, use_tqdm=False)
+
+
+def _runner(llm: Any) -> Any:
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+
+def _describe(llm: Any) -> dict[str, Any]:
+    from vllm.platforms import current_platform
+
+    runner, config = _runner(llm), llm.llm_engine.vllm_config
+    groups = [group for groups in runner.attn_groups for group in groups]
+    return {
+        "platform": _name(type(current_platform)),
+        "runner": _name(type(runner)),
+        "speculator": _name(type(runner.speculator)) if runner.speculator else None,
+        "backends": sorted({_name(group.backend) for group in groups}),
+        "builders": sorted({_name(type(group.get_metadata_builder(0))) for group in groups}),
+        "device": str(runner.device),
+        "async_scheduling": config.scheduler_config.async_scheduling,
+        "graphs": config.compilation_config.cudagraph_mode.name,
+    }
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _counters(llm: Any) -> dict[str, float]:
+    return {
+        metric.name.removeprefix("vllm:spec_decode_num_"): float(metric.value)
+        for metric in llm.get_metrics()
+        if metric.name.startswith("vllm:spec_decode_num_") and hasattr(metric, "value")
+    }
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,0 +1,200 @@
+"""Runs cases on the double in processes of their own; judges tokens by the model's own logits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+TIMEOUT_S = 600
+# A token whose logit is this close to the best one is rounding: bfloat16 logits of the zoo's size
+# lie up to 0.125 apart.
+NEAR_TIE = 0.25
+
+
+def environment() -> Path:
+    """Where `tools/npu_env.sh double` put its environment."""
+    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    default = Path(cache_home, "vllm_ascend_spec", "npu_double")
+    return Path(os.environ.get("VLLM_ASCEND_SPEC_NPU_DOUBLE") or default)
+
+
+def why_not() -> str | None:
+    """Reason for which the double cannot run here; None if it can."""
+    source = os.environ.get("VLLM_ASCEND_SRC")
+    if not source:
+        return "VLLM_ASCEND_SRC is not set: it names a source tree of vllm-ascend"
+    if not Path(source, "vllm_ascend", "platform.py").is_file():
+        return f"VLLM_ASCEND_SRC={source} is no source tree of vllm-ascend"
+    if not (environment() / "fakeacl" / "libascendcl.so").is_file():
+        return f"no double in {environment()}: run `tools/npu_env.sh double`"
+    return None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One engine on the double and what it is asked.
+
+    plugin: whether vllm_ascend_spec is installed there. prompt_tokens: texts are cut to it.
+    max_tokens: limits for the prompts in turn.
+    """
+
+    model: str
+    speculative_config: dict[str, Any] | None = None
+    prompts: tuple[str, ...] = ()
+    prompt_tokens: int = 24
+    max_tokens: tuple[int, ...] = (16, 12, 20)
+    engine: dict[str, Any] = field(default_factory=dict)
+    mutation: str | None = None
+    plugin: bool = True
+
+
+class ChildError(RuntimeError):
+    """The child ended without an answer; carries its log."""
+
+
+def run(case: Case, folder: Path) -> dict[str, Any]:
+    """The case's answer as `case.py` wrote it; `error` is None or what start-up or a step raised.
+
+    Raises:
+        ChildError: the process itself failed.
+    """
+    request, answer = folder / "request.json", folder / "answer.json"
+    request.write_text(json.dumps(asdict(case) | {"vllm_ascend": os.environ["VLLM_ASCEND_SRC"]}))
+    done = python(folder, "-m", "npu_double.case", str(request), str(answer), plugin=case.plugin)
+    (folder / "log.txt").write_text(done.stdout + done.stderr)
+    if not answer.exists():
+        raise ChildError(done.stdout[-4000:] + done.stderr[-8000:])
+    return json.loads(answer.read_text())
+
+
+def python(
+    folder: Path, *arguments: str, plugin: bool = True, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the double's Python, with vllm-ascend's source and the plugin found as if installed."""
+    site = folder / "site"
+    site.mkdir(exist_ok=True)
+    _install_vllm_ascend(site, Path(os.environ["VLLM_ASCEND_SRC"]))
+    # The package is always importable, for the zoo and the import repairs; what makes it a plugin
+    # is its entry points.
+    _install_plugin(site, entry_points=plugin)
+    prepare = "from npu_double import startup\n\nstartup.prepare_process()\n"
+    (site / "sitecustomize.py").write_text(prepare)
+    command = [str(environment() / "bin" / "python"), *arguments]
+    own = {
+        "PYTHONPATH": f"{site}:{HERE.parent}",
+        "LD_LIBRARY_PATH": str(environment() / "fakeacl"),
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "OMP_NUM_THREADS": "1",
+        "TRITON_INTERPRET": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+        "VLLM_CACHE_ROOT": str(folder.parent / "vllm-cache-double"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        cwd=folder,
+        env=_inherited() | own | variables,
+    )
+
+
+def _inherited() -> dict[str, str]:
+    foreign = ("VLLM_", "PYTHON", "TRITON", "TORCH")
+    return {name: text for name, text in os.environ.items() if not name.startswith(foreign)}
+
+
+def _install_vllm_ascend(site: Path, source: Path) -> None:
+    _link(site / "vllm_ascend", source / "vllm_ascend")
+    points = {"vllm.platform_plugins": {"ascend": "vllm_ascend:register"}}
+    _write_metadata(site, "vllm_ascend", "0+source", points)
+
+
+def _install_plugin(site: Path, entry_points: bool) -> None:
+    """The package as its wheel lays it out: kernels/ and graphs/ inside."""
+    package = site / "vllm_ascend_spec"
+    package.mkdir(exist_ok=True)
+    for path in [*(ROOT / "vllm_ascend_spec").iterdir(), ROOT / "kernels", ROOT / "graphs"]:
+        _link(package / path.name, path)
+    with (ROOT / "pyproject.toml").open("rb") as text:
+        project = tomllib.load(text)["project"]
+    points = project["entry-points"] if entry_points else {}
+    _write_metadata(site, "vllm_ascend_spec", project["version"], points)
+
+
+def _link(link: Path, target: Path) -> None:
+    if not link.is_symlink():
+        link.symlink_to(target)
+
+
+def _write_metadata(
+    site: Path, name: str, version: str, points: dict[str, dict[str, str]]
+) -> None:
+    folder = site / f"{name}-{version}.dist-info"
+    folder.mkdir(exist_ok=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = []
+    for group, entries in points.items():
+        lines += [f"[{group}]", *(f"{key} = {value}" for key, value in entries.items())]
+    (folder / "entry_points.txt").write_text("\n".join([*lines, ""]))
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Generated tokens against the model's own logits, teacher-forced.
+
+    gaps: for each token how far its logit lies below the best one; 0 where it is the best.
+    """
+
+    gaps: tuple[float, ...]
+
+    @property
+    def not_best(self) -> int:
+        return sum(gap > 0 for gap in self.gaps)
+
+    @property
+    def worst(self) -> float:
+        return max(self.gaps)
+
+    @property
+    def right(self) -> bool:
+        return self.worst <= NEAR_TIE
+
+
+def judge(model: str, answer: dict[str, Any]) -> Judgement:
+    """Compare with Hugging Face's implementation in float32, given the tokens so far."""
+    gaps: list[float] = []
+    reference = _reference(model)
+    for prompt, tokens in zip(answer["prompts"], answer["tokens"], strict=True):
+        with torch.inference_mode():
+            logits = reference(torch.tensor([prompt + tokens])).logits[0].float()
+        rows = logits[len(prompt) - 1 : -1]
+        chosen = rows.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        gaps += (rows.max(-1).values - chosen).tolist()
+    return Judgement(tuple(gaps))
+
+
+@cache
+def _reference(model: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+
+
+if __name__ == "__main__":
+    sys.exit(why_not())

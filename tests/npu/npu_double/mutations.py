@@ -1,0 +1,35 @@
+"""Faults on purpose, applied in a child process: what the double must be able to see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def accepted_counts_stay_one() -> None:
+    """The recurrent state of every verification row starts from its first column."""
+    from vllm.v1.worker.gpu.model_states.mamba_hybrid import MambaHybridAttnMetadata
+
+    right = MambaHybridAttnMetadata.get_extra_attn_kwargs
+
+    def wrong(self: Any, *args: Any, **named: Any) -> Any:
+        extra = right(self, *args, **named)
+        if extra.get("num_accepted_tokens") is not None:
+            extra["num_accepted_tokens"] = extra["num_accepted_tokens"].fill_(1)
+        return extra
+
+    MambaHybridAttnMetadata.get_extra_attn_kwargs = wrong
+
+
+def host_lengths_are_optimistic() -> None:
+    """Attention takes the scheduler's count, in which every draft token was accepted."""
+    from vllm_ascend.worker.v2.model_runner import NPUModelRunner
+
+    def wrong(self: Any, scheduler_output: Any, req_ids: list[str]) -> None:
+        scheduled = scheduler_output.num_scheduled_tokens
+        for row, request in enumerate(req_ids):
+            index = self.req_states.req_id_to_index[request]
+            computed = self.req_states.num_computed_tokens_np[index]
+            self.req_states.num_computed_tokens_cpu[index] = computed
+            self.input_buffers.seq_lens_cpu[row] = computed + scheduled[request]
+
+    NPUModelRunner._update_seq_lens_cpu = wrong
