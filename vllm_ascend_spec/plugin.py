@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 _setup_error: Exception | None = None
@@ -11,22 +12,28 @@ def platform() -> str | None:
     """`vllm.platform_plugins`: the platform class to use, or None to leave vLLM's choice alone.
 
     vLLM asks in every process, before it decides which kernels it has. The answer is the CPU
-    engine's class where that engine was asked for (`vllm_ascend_spec.engine.cpu.enable`).
+    engine's class where that engine was asked for (`vllm_ascend_spec.engine.cpu.enable`). Beside
+    vllm-ascend the answer is None: vLLM takes one platform plugin, and vllm-ascend's is extended
+    (`vllm_ascend_spec.engine.ascend.enable`) rather than replaced.
     """
     global _setup_error
-    # Spelt out rather than imported: processes that did not ask pay for one look-up.
-    if os.environ.get("VLLM_ASCEND_SPEC_PLATFORM") != "cpu":
-        return None
-    from vllm_ascend_spec.engine import cpu
-
     try:
-        cpu.enable()
+        # Spelt out rather than imported: processes that did not ask pay for two look-ups.
+        if os.environ.get("VLLM_ASCEND_SPEC_PLATFORM") == "cpu":
+            from vllm_ascend_spec.engine import cpu
+
+            cpu.enable()
+            return cpu.PLATFORM_CLASS
+        if importlib.util.find_spec("vllm_ascend") is not None:
+            from vllm_ascend_spec.engine import ascend
+
+            if ascend.installed():
+                ascend.enable()
     except Exception as error:
-        # vLLM logs what a platform plugin raises at debug level and goes on without it; register(),
-        # which runs next, is where an error stops start-up.
+        # vLLM swallows what a platform plugin raises and goes on without it; register(), which
+        # runs next, is where an error stops start-up.
         _setup_error = error
-        return None
-    return cpu.PLATFORM_CLASS
+    return None
 
 
 def register() -> None:

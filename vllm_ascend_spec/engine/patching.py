@@ -50,7 +50,7 @@ class Replacement:
         distributions: names under which the package may be installed; the first installed one is
             checked.
         defined_in: module that defines the object when `target` names a copy bound by
-            `from ... import`.
+            `from ... import`; `"module:qualified.name"` when it has another name there.
     """
 
     target: str
@@ -67,6 +67,12 @@ class Replacement:
     @property
     def qualname(self) -> str:
         return self.target.partition(":")[2]
+
+    @property
+    def origin(self) -> str:
+        """`"module:qualified.name"` of the definition."""
+        defined_in = self.defined_in or self.module
+        return defined_in if ":" in defined_in else f"{defined_in}:{self.qualname}"
 
     def installed_version(self) -> tuple[str, str]:
         """Name and version of the installed distribution that the target belongs to."""
@@ -188,7 +194,8 @@ def _resolve(replacement: Replacement) -> tuple[Any, str]:
 
 def _check_untouched(replacement: Replacement, current: Any) -> None:
     """Refuse a target that somebody else replaced: stacking two replacements breaks silently."""
-    expected = (replacement.defined_in or replacement.module, replacement.qualname)
+    module, _, qualname = replacement.origin.partition(":")
+    expected = (module, qualname)
     found = (getattr(current, "__module__", None), getattr(current, "__qualname__", None))
     origin = f"{found[0]}:{found[1]}"
     # functools.wraps copies module and name; the code object still tells where it was written.

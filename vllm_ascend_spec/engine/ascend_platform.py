@@ -1,0 +1,68 @@
+"""vllm-ascend's platform with the plugin's options; importing this module imports neither."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from vllm_ascend_spec.options import Options
+
+logger = logging.getLogger("vllm.ascend_spec.ascend")
+
+
+def extend(upstream: Any) -> Any:
+    """A platform class derived from vllm-ascend's `NPUPlatform`."""
+
+    class AscendSpecPlatform(upstream):
+        """vllm-ascend's platform; `check_and_update_config` also checks the plugin's options."""
+
+        @classmethod
+        def check_and_update_config(cls, vllm_config: Any) -> None:
+            """As upstream, after the plugin's options were checked.
+
+            Raises:
+                UserError: an unknown or contradictory option under `ascend_spec`, or a drafter
+                    that does not fit the target.
+            """
+            if vllm_config.model_config is None:
+                super().check_and_update_config(vllm_config)
+                return
+            options = Options.from_additional_config(vllm_config.additional_config)
+            _check(vllm_config, options)
+            _state_rotary_share(vllm_config.model_config.hf_text_config)
+            super().check_and_update_config(vllm_config)
+            _log_lane(vllm_config)
+
+    AscendSpecPlatform.__module__ = __name__
+    AscendSpecPlatform.__qualname__ = "AscendSpecPlatform"
+    return AscendSpecPlatform
+
+
+def _check(vllm_config: Any, options: Options) -> None:
+    from vllm_ascend_spec.engine import checks
+
+    config = vllm_config.speculative_config
+    speculative = None
+    if config is not None:
+        speculative = {
+            "method": config.method,
+            "model": config.model,
+            "num_speculative_tokens": config.num_speculative_tokens,
+            "enable_adaptive_verification": None,
+        }
+    checks.check(checks.Plan(vllm_config.model_config.model, speculative, options))
+
+
+def _state_rotary_share(text_config: Any) -> None:
+    """vllm-ascend sizes its rotary buffer by the top-level key, where transformers 5 has none."""
+    parameters = getattr(text_config, "rope_parameters", None) or {}
+    share = parameters.get("partial_rotary_factor")
+    if share is not None and getattr(text_config, "partial_rotary_factor", None) != share:
+        text_config.partial_rotary_factor = share
+
+
+def _log_lane(vllm_config: Any) -> None:
+    from vllm_ascend_spec.engine import ascend_lanes
+
+    choice = ascend_lanes.choose(ascend_lanes.probe(), ascend_lanes.asks_for_graphs(vllm_config))
+    logger.info("Lane %s: %s", choice.lane.value, choice.reason)
