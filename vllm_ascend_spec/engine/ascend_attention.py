@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from enum import IntEnum
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -123,7 +123,7 @@ def with_lengths(
     return arguments | {"actual_seq_lengths": ends, "actual_seq_lengths_kv": lengths}
 
 
-def _refuse(argument: str, problem: str) -> None:
+def _refuse(argument: str, problem: str) -> NoReturn:
     raise AttentionArgumentError(f"fused_infer_attention: {argument} {problem}")
 
 
@@ -181,7 +181,7 @@ def _check_cumulative_kv(lengths: list[int], rows: int) -> None:
     if any(last < first for first, last in pairwise([0, *lengths])) or lengths[-1] != rows:
         _refuse(
             "kv_lengths",
-            f"{lengths} must rise to the {rows} rows of key: without a block table it is cumulative",
+            f"{lengths} must rise to the {rows} rows of key: cumulative without a block table",
         )
 
 
