@@ -83,11 +83,11 @@ def _generate(llm: Any, request: dict[str, Any]) -> list[Any]:
     from vllm import SamplingParams, TokensPrompt
 
     tokenizer = llm.get_tokenizer()
+    cuts, limits = request["prompt_tokens"], request["max_tokens"]
     prompts = [
-        TokensPrompt(prompt_token_ids=tokenizer.encode(text)[: request["prompt_tokens"]])
-        for text in request["prompts"]
+        TokensPrompt(prompt_token_ids=tokenizer.encode(text)[: cuts[position % len(cuts)]])
+        for position, text in enumerate(request["prompts"])
     ]
-    limits = request["max_tokens"]
     sampling = [
         SamplingParams(
             temperature=0.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ TIMEOUT_S = 600
 # A token whose logit is this close to the best one is rounding: bfloat16 logits of the zoo's size
 # lie up to 0.125 apart.
 NEAR_TIE = 0.25
+KNOWN_SOURCES = {"c961b427ebdb8e44": "182b75e"}
 
 
 def environment() -> Path:
@@ -45,14 +47,15 @@ def why_not() -> str | None:
 class Case:
     """One engine on the double and what it is asked.
 
-    plugin: whether vllm_ascend_spec is installed there. prompt_tokens: texts are cut to it.
-    max_tokens: limits for the prompts in turn.
+    plugin: whether vllm_ascend_spec is installed there. prompt_tokens: texts are cut to it, and
+    max_tokens: limits, both for the prompts in turn.
     """
 
     model: str
     speculative_config: dict[str, Any] | None = None
     prompts: tuple[str, ...] = ()
-    prompt_tokens: int = 24
+    # Cut in the middle of a text drafts are often wrong, at its end mostly right.
+    prompt_tokens: tuple[int, ...] = (60, 110, 24)
     max_tokens: tuple[int, ...] = (16, 12, 20)
     engine: dict[str, Any] = field(default_factory=dict)
     mutation: str | None = None
@@ -187,6 +190,43 @@ def judge(model: str, answer: dict[str, Any]) -> Judgement:
         chosen = rows.gather(1, torch.tensor(tokens)[:, None])[:, 0]
         gaps += (rows.max(-1).values - chosen).tolist()
     return Judgement(tuple(gaps))
+
+
+def verified_lengths(answer: dict[str, Any]) -> list[list[int]]:
+    """Rows of the requests that verify, for each step in which any does."""
+    steps = (
+        [rows for rows, prefill in zip(step["rows"], step["prefill"], strict=True) if not prefill]
+        for step in answer["steps"]
+    )
+    return [lengths for lengths in steps if lengths]
+
+
+def ragged_steps(answer: dict[str, Any]) -> int:
+    """Steps in which requests verify different numbers of rows."""
+    return sum(len(set(lengths)) > 1 for lengths in verified_lengths(answer))
+
+
+def double_versions() -> dict[str, str]:
+    """What runs on the double: versions of its packages, and which source of vllm-ascend."""
+    code = (
+        "import importlib.metadata as m;"
+        "print(*(m.version(n) for n in ('vllm', 'torch', 'torch-npu', 'triton', 'transformers')))"
+    )
+    command = [str(environment() / "bin" / "python"), "-I", "-c", code]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    names = ("vllm", "torch", "torch_npu", "triton", "transformers")
+    return dict(zip(names, found, strict=True)) | {"vllm_ascend": _source_version()}
+
+
+def _source_version() -> str:
+    """The commit of the vllm-ascend tree where it is a known one, else a digest of its Python."""
+    root = Path(os.environ["VLLM_ASCEND_SRC"], "vllm_ascend")
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode())
+        digest.update(path.read_bytes())
+    found = digest.hexdigest()[:16]
+    return KNOWN_SOURCES.get(found, f"sha256 {found}")
 
 
 @cache

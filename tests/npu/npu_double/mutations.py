@@ -33,3 +33,24 @@ def host_lengths_are_optimistic() -> None:
             self.input_buffers.seq_lens_cpu[row] = computed + scheduled[request]
 
     NPUModelRunner._update_seq_lens_cpu = wrong
+
+
+def without_prefilling_repair() -> None:
+    """Leave vllm-ascend's build_attn_metadata as it is."""
+    _leave_out("build_attn_metadata")
+
+
+def without_lengths_repair() -> None:
+    """Leave vllm-ascend's _ascend_update_seq_lens as it is."""
+    _leave_out("_ascend_update_seq_lens")
+
+
+def _leave_out(name: str) -> None:
+    from vllm_ascend_spec.engine import ascend_registrations
+
+    every = ascend_registrations.repairs
+
+    def remaining() -> Any:
+        return tuple(repair for repair in every() if not repair.qualname.endswith(name))
+
+    ascend_registrations.repairs = remaining
