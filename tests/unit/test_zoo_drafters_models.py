@@ -106,7 +106,8 @@ def test_drafts_depend_on_nothing_after_the_anchor(
     after = propose(model, spec, batch)
     same_row = int((after.rows == anchor).nonzero())
     assert after.tokens[same_row].tolist() == before.tokens[10].tolist()
-    assert before.tokens[: same_row + 1].unique().numel() > 10
+    # Untrained layers say little, but a model that ignores its rows says one thing only.
+    assert before.tokens[: same_row + 1].unique().numel() > 3
     batch.hidden_states[0, first_hidden - 1] += 3.0
     changed = propose(model, spec, batch)
     assert changed.tokens[same_row].tolist() != before.tokens[10].tolist()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,6 +59,8 @@ class DrafterSpec:
     selector_top_k: int = 8
     conv_kernel_size: int = 2
     conv_group_size: int = 16
+    num_layers: int = 1
+    intermediate_size: int = INTERMEDIATE_SIZE
 
     @property
     def samples_anchor(self) -> bool:
@@ -79,7 +81,12 @@ def drafter_spec(method: Method, num_draft_tokens: int = 7) -> DrafterSpec:
     if method not in METHODS:
         raise ValueError(f"--method {method!r}: choose one of {', '.join(METHODS)}")
     vocab = VOCAB_SIZE // 2 if method == "eagle3" else VOCAB_SIZE
-    return DrafterSpec(method, num_draft_tokens, draft_vocab_size=vocab)
+    spec = DrafterSpec(method, num_draft_tokens, draft_vocab_size=vocab)
+    if method == "dflash":
+        # Nothing after its layers corrects a slot, and a single layer cannot both find where the
+        # anchor stood before and copy what followed there. Half the width keeps the zoo's size.
+        return replace(spec, num_layers=2, intermediate_size=INTERMEDIATE_SIZE // 2)
+    return spec
 
 
 def target_kind(directory: Path) -> TargetKind:
@@ -133,15 +140,15 @@ def draft_vocab_mapping(counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return kept - torch.arange(size), t2d
 
 
-def _layer_config(method: Method) -> Any:
+def _layer_config(spec: DrafterSpec) -> Any:
     """Configuration of the drafter's decoder layer: Llama for EAGLE-3, Qwen3 otherwise."""
     from transformers import LlamaConfig, Qwen3Config
 
     shared: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": HIDDEN_SIZE,
-        "intermediate_size": INTERMEDIATE_SIZE,
-        "num_hidden_layers": 1,
+        "intermediate_size": spec.intermediate_size,
+        "num_hidden_layers": spec.num_layers,
         "num_attention_heads": NUM_HEADS,
         "num_key_value_heads": NUM_KV_HEADS,
         "head_dim": HEAD_DIM,
@@ -154,7 +161,7 @@ def _layer_config(method: Method) -> Any:
         "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
         "attn_implementation": "sdpa",
     }
-    return LlamaConfig(**shared) if method == "eagle3" else Qwen3Config(**shared)
+    return LlamaConfig(**shared) if spec.method == "eagle3" else Qwen3Config(**shared)
 
 
 def _speculators_config(spec: DrafterSpec, target: Path) -> Any:
@@ -175,7 +182,7 @@ def _block_config(spec: DrafterSpec, target: Path) -> Any:
     from speculators.models.dspark import DSparkSpeculatorConfig
 
     shared: dict[str, Any] = {
-        "transformer_layer_config": _layer_config(spec.method),
+        "transformer_layer_config": _layer_config(spec),
         "draft_vocab_size": spec.draft_vocab_size,
         "block_size": spec.block_size,
         "aux_hidden_state_layer_ids": list(spec.aux_layer_ids),
@@ -215,7 +222,7 @@ def build_eagle3(spec: DrafterSpec, target: Path, d2t: Tensor, t2d: Tensor) -> n
     from speculators.models.utils import resolve_verifier_norm_class
 
     config = Eagle3SpeculatorConfig(
-        transformer_layer_config=_layer_config("eagle3"),
+        transformer_layer_config=_layer_config(spec),
         draft_vocab_size=spec.draft_vocab_size,
         eagle_aux_hidden_state_layer_ids=list(spec.aux_layer_ids),
         speculators_config=_speculators_config(spec, target),
