@@ -42,7 +42,7 @@ class Result(BaseModel):
     """One run of one benchmark."""
 
     name: str
-    command: str = Field(default_factory=lambda: " ".join(["python", *sys.argv]))
+    command: str = Field(default_factory=lambda: _command())
     date: str = Field(default_factory=lambda: datetime.date.today().isoformat())
     device: str
     repeats: int
@@ -78,3 +78,10 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{head}+changes" if dirty else head
+
+
+def _command() -> str:
+    """The command line without the machine's paths: `python -m module` where it was run so."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    program = f"-m {spec.name}" if spec is not None else Path(sys.argv[0]).name
+    return " ".join(["python", program, *sys.argv[1:]])
