@@ -1,4 +1,4 @@
-"""The command line: `vllm-ascend-spec demo | doctor | generate | serve`.
+"""The command line: `vllm-ascend-spec demo | doctor | generate | patches | serve`.
 
 Nothing heavy is imported before a command needs it, so that `--help` answers at once.
 """
@@ -135,6 +135,38 @@ def doctor(
     from vllm_ascend_spec import doctor as examination
 
     raise typer.Exit(examination.run(as_json))
+
+
+class PatchedEngine(str, Enum):
+    """Upstream project that a series is for."""
+
+    VLLM = "vllm"
+    VLLM_ASCEND = "vllm-ascend"
+
+
+patches = typer.Typer(
+    no_args_is_help=True, help="The plugin's changes as in-tree changes, to offer upstream."
+)
+app.add_typer(patches, name="patches")
+
+
+@patches.callback()
+def patches_root() -> None:
+    """Keeps `export` a command of its own."""
+
+
+@patches.command("export")
+def patches_export(
+    engine: Annotated[PatchedEngine, typer.Option(help="Project that the series is for.")],
+    source: Annotated[
+        Path, typer.Option(help="Its tree: vllm 0.32, or vllm-ascend main of 2026-08-22 (182b75e).")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the series; holds no patches yet.")],
+) -> None:
+    """Write a `git format-patch` series against SOURCE, signed off by git's user."""
+    from vllm_ascend_spec.patches import export
+
+    export.run(engine.value, source, out)
 
 
 def main() -> None:
