@@ -15,6 +15,7 @@ from vllm_ascend_spec.kernels.gdn_verify.layout import ReplayCache, ReplayLayout
 
 HK, HV, DIM, RING = 16, 32, 128, 32
 MAX_ROWS = 8
+Kernel = Callable[..., Tensor]  # replay.replay_verify, or another with its first 13 arguments
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
 
@@ -110,11 +111,11 @@ class Replay:
         tokens = max(1, int(lengths.sum()))
         self.rows = [Rows(tokens, seed) for seed in range(sets)]
 
-    def calls(self, config: replay.ReplayConfig | None = None) -> list[Callable[[], object]]:
+    def calls(self, kernel: Kernel = replay.replay_verify) -> list[Callable[[], object]]:
         return [
             partial(
-                replay.replay_verify, *rows.inputs(), self.query_start_loc, slots, self.step,
-                self.cache, rows.out, MAX_ROWS, config=config,
+                kernel, *rows.inputs(), self.query_start_loc, slots, self.step, self.cache,
+                rows.out, MAX_ROWS,
             )
             for rows, slots in zip(self.rows, self.slots, strict=True)
         ]  # fmt: skip
@@ -176,7 +177,11 @@ def error(x: Tensor, reference: Tensor) -> float:
     return float((x.double() - reference.double()).norm() / reference.double().norm())
 
 
-def replay_errors(state: torch.dtype, config: replay.ReplayConfig | None) -> tuple[float, float]:
+def triton_kernel(config: replay.ReplayConfig | None) -> Kernel:
+    return partial(replay.replay_verify, config=config)
+
+
+def replay_errors(state: torch.dtype, kernel: Kernel = replay.replay_verify) -> tuple[float, float]:
     """(outputs, worst cache tensor) of a ragged batch with pending rows, flushes, an empty and a
     padding request, against the float64 oracle; AssertionError if a stray row was written."""
     shape = Shape(state, 16, None, pending=6)
@@ -190,7 +195,7 @@ def replay_errors(state: torch.dtype, config: replay.ReplayConfig | None) -> tup
     reference = rows.out.double()
     arguments = (*rows.inputs(), problem.query_start_loc, problem.slots[0], problem.step)
     replay_naive.replay_verify(*arguments, exact, reference)
-    replay.replay_verify(*arguments, problem.cache, rows.out, MAX_ROWS, config=config)
+    kernel(*arguments, problem.cache, rows.out, MAX_ROWS)
     first, last = problem.query_start_loc[4:6].tolist()
     assert bool((rows.out[first:last] == 777.0).all()), "a padding request's row was written"
     rows.out[first:last] = reference[first:last] = 0
@@ -198,7 +203,9 @@ def replay_errors(state: torch.dtype, config: replay.ReplayConfig | None) -> tup
     return error(rows.out, reference), max(error(x, y) for x, y in pairs)
 
 
-def errors_beside_vllm(state: torch.dtype) -> dict[str, tuple[float, float]]:
+def errors_beside_vllm(
+    state: torch.dtype, kernel: Kernel = replay.replay_verify
+) -> dict[str, tuple[float, float]]:
     """name -> (replay, vLLM) after 8 rows from the same states, against float64: outputs (bf16
     from both) and the state after the last row (the replay one from a flush)."""
     shape = Shape(state, 16, MAX_ROWS, pending=0)
@@ -210,7 +217,7 @@ def errors_beside_vllm(state: torch.dtype) -> dict[str, tuple[float, float]]:
     reference = torch.zeros_like(rows.v, dtype=torch.float64)
     arguments = (*rows.inputs(), ours.query_start_loc, ours.slots[0], ours.step)
     replay_naive.replay_verify(*arguments, exact, reference)
-    ours.calls()[0]()
+    ours.calls(kernel)[0]()
     after = StepCursor(ours.step.start, integers([MAX_ROWS] * 16), ours.step.flush)
     replay_naive.replay_flush(ours.slots[0], after, exact)
     replay.replay_flush(ours.slots[0], after, ours.cache)

@@ -1,0 +1,222 @@
+// A tile of a state, 16 rows of dv, as left operand of the matrix unit; bf16 or fp32.
+//
+// Lane 4 g + c holds two rows of a tile: 8 g + 2 i and the next one, for tile i of a half head. So
+// a lane's rows over the four tiles of a half head are 8 consecutive numbers of dv, and v, outputs
+// and updates move 16 bytes at a time.
+#pragma once
+
+#include "gdn_system.cuh"
+
+namespace gdn {
+
+constexpr int kHalf = 64;   // rows of dv that a warp serves
+constexpr int kTiles = 4;   // of 16 rows each
+constexpr int kStateRowWords = kDim / 2;
+
+template <bool kWide>
+struct StateTile;
+
+// bf16 state: chunk i of a row is channels 32 i + 8 c .. + 7.
+template <>
+struct StateTile<false> {
+  static constexpr int kStateBytes = 2, kUpdateBytes = 2;
+  uint32_t row[2][16];
+
+  WARP_FN static void load_channels(const uint16_t* row_at, uint32_t (&x)[16]) {
+    const int c = warp::lane() & 3;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint4 part = warp::load16(row_at + 32 * i + 8 * c);
+      x[4 * i] = part.x, x[4 * i + 1] = part.y, x[4 * i + 2] = part.z, x[4 * i + 3] = part.w;
+    }
+  }
+
+  WARP_FN static void store_channels(uint16_t* row_at, const uint32_t (&x)[16]) {
+    const int c = warp::lane() & 3;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      warp::store16(row_at + 32 * i + 8 * c,
+                    uint4{x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]});
+  }
+
+  // half_at: the first of the 64 rows. kStream: device memory; otherwise shared memory.
+  template <bool kStream>
+  WARP_FN void load(const char* half_at, int tile) {
+    const int g = warp::lane() >> 2, c = warp::lane() & 3;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const char* at = half_at + (8 * g + 2 * tile + r) * (kDim * kStateBytes) + 16 * c;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint4 part = kStream ? warp::load_stream(at + 64 * i) : warp::load16(at + 64 * i);
+        row[r][4 * i] = part.x, row[r][4 * i + 1] = part.y;
+        row[r][4 * i + 2] = part.z, row[r][4 * i + 3] = part.w;
+      }
+    }
+  }
+
+  WARP_FN void multiply(const Rows& rows, float (&with_k)[4], float (&with_q)[4]) const {
+#pragma unroll
+    for (int s = 0; s < 8; ++s) {
+      const uint32_t a0 = row[0][2 * s], a1 = row[1][2 * s];
+      const uint32_t a2 = row[0][2 * s + 1], a3 = row[1][2 * s + 1];
+      warp::mma_bf16(with_k, a0, a1, a2, a3, rows.k[2 * s], rows.k[2 * s + 1]);
+      warp::mma_bf16(with_q, a0, a1, a2, a3, rows.q[2 * s], rows.q[2 * s + 1]);
+    }
+  }
+};
+
+// fp32 state: chunk i of a row is channels 16 i + 4 c .. + 3. Rows of K and Q are exactly tf32, so
+// a state in two tf32 parts (truncated, the rest) gives products to 2^-23.
+template <>
+struct StateTile<true> {
+  static constexpr int kStateBytes = 4, kUpdateBytes = 4;
+  float row[2][32];
+
+  WARP_FN static void load_channels(const uint16_t* row_at, uint32_t (&x)[16]) {
+    const int c = warp::lane() & 3;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint2 part = warp::load8(row_at + 16 * i + 4 * c);
+      x[2 * i] = part.x, x[2 * i + 1] = part.y;
+    }
+  }
+
+  WARP_FN static void store_channels(uint16_t* row_at, const uint32_t (&x)[16]) {
+    const int c = warp::lane() & 3;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      warp::store8(row_at + 16 * i + 4 * c, uint2{x[2 * i], x[2 * i + 1]});
+  }
+
+  template <bool kStream>
+  WARP_FN void load(const char* half_at, int tile) {
+    const int g = warp::lane() >> 2, c = warp::lane() & 3;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const char* at = half_at + (8 * g + 2 * tile + r) * (kDim * kStateBytes) + 16 * c;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const uint4 part = kStream ? warp::load_stream(at + 64 * i) : warp::load16(at + 64 * i);
+        row[r][4 * i] = warp::as_float(part.x), row[r][4 * i + 1] = warp::as_float(part.y);
+        row[r][4 * i + 2] = warp::as_float(part.z), row[r][4 * i + 3] = warp::as_float(part.w);
+      }
+    }
+  }
+
+  WARP_FN void multiply(const Rows& rows, float (&with_k)[4], float (&with_q)[4]) const {
+#pragma unroll
+    for (int s = 0; s < 16; ++s) {
+      const float x0 = row[0][2 * s], x1 = row[1][2 * s];
+      const float x2 = row[0][2 * s + 1], x3 = row[1][2 * s + 1];
+      const float h0 = warp::tf32_head(x0), h1 = warp::tf32_head(x1);
+      const float h2 = warp::tf32_head(x2), h3 = warp::tf32_head(x3);
+      const float k0 = warp::bf16_low(rows.k[s]), k1 = warp::bf16_high(rows.k[s]);
+      const float q0 = warp::bf16_low(rows.q[s]), q1 = warp::bf16_high(rows.q[s]);
+      warp::mma_tf32(with_k, x0 - h0, x1 - h1, x2 - h2, x3 - h3, k0, k1);
+      warp::mma_tf32(with_q, x0 - h0, x1 - h1, x2 - h2, x3 - h3, q0, q1);
+      warp::mma_tf32(with_k, h0, h1, h2, h3, k0, k1);
+      warp::mma_tf32(with_q, h0, h1, h2, h3, q0, q1);
+    }
+  }
+};
+
+// Right operand of 8 x 8 numbers, kept in two parts; sums over a lane's two columns.
+template <bool kWide>
+struct Right;
+
+template <>
+struct Right<false> {
+  uint32_t head, rest;
+
+  WARP_FN explicit Right(const float (&x)[2]) {
+    head = warp::pack_bf16(x[0], x[1]);
+    rest = warp::pack_bf16(x[0] - warp::bf16_low(head), x[1] - warp::bf16_high(head));
+  }
+};
+
+template <>
+struct Right<true> {
+  float head[2], rest[2];
+
+  WARP_FN explicit Right(const float (&x)[2]) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      head[e] = warp::tf32_head(x[e]);
+      rest[e] = x[e] - head[e];
+    }
+  }
+};
+
+// c += x right^T, x as an accumulator holds it, [16, 8].
+WARP_FN void multiply_small(float (&c)[4], const float (&x)[4], const Right<false>& right) {
+  const uint32_t h0 = warp::pack_bf16(x[0], x[1]), h1 = warp::pack_bf16(x[2], x[3]);
+  const uint32_t r0 = warp::pack_bf16(x[0] - warp::bf16_low(h0), x[1] - warp::bf16_high(h0));
+  const uint32_t r1 = warp::pack_bf16(x[2] - warp::bf16_low(h1), x[3] - warp::bf16_high(h1));
+  warp::mma_bf16(c, h0, h1, right.rest);
+  warp::mma_bf16(c, h0, h1, r0, r1, right.head, right.head);
+}
+
+WARP_FN void multiply_small(float (&c)[4], const float (&x)[4], const Right<true>& right) {
+  float h[4], r[4];
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    h[n] = warp::tf32_head(x[n]);
+    r[n] = x[n] - h[n];
+  }
+  warp::mma_tf32(c, h[0], h[2], h[1], h[3], right.rest[0], right.rest[1]);
+  warp::mma_tf32(c, r[0], r[2], r[1], r[3], right.head[0], right.head[1]);
+  warp::mma_tf32(c, h[0], h[2], h[1], h[3], right.head[0], right.head[1]);
+}
+
+// Updates of two pending rows, 2 c and 2 c + 1 of a block of 8, in the lane's 8 rows of dv.
+template <bool kWide>
+struct Updates;
+
+template <>
+struct Updates<false> {
+  uint32_t x[2][kTiles];
+
+  WARP_FN void load(int row, const char* at, bool real) {
+    const uint4 part = real ? warp::load16(at) : uint4{0, 0, 0, 0};
+    x[row][0] = part.x, x[row][1] = part.y, x[row][2] = part.z, x[row][3] = part.w;
+  }
+
+  // c += u^T weights, weights as an accumulator of [rows of K or Q, 8] holds them.
+  WARP_FN void apply(int tile, float (&c)[4], const float* weights) const {
+    const uint32_t a0 = warp::lows(x[0][tile], x[1][tile]);
+    const uint32_t a1 = warp::highs(x[0][tile], x[1][tile]);
+    const uint32_t head = warp::pack_fp16(weights[0], weights[1]);
+    const uint32_t rest = warp::pack_fp16(weights[0] - warp::fp16_low(head),
+                                          weights[1] - warp::fp16_high(head));
+    warp::mma_fp16(c, a0, a1, a0, a1, head, rest);
+  }
+
+  WARP_FN float value(int row, int tile, int r) const {
+    return r ? warp::fp16_high(x[row][tile]) : warp::fp16_low(x[row][tile]);
+  }
+};
+
+template <>
+struct Updates<true> {
+  float x[2][2 * kTiles];
+
+  WARP_FN void load(int row, const char* at, bool real) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint4 part = real ? warp::load16(at + 16 * i) : uint4{0, 0, 0, 0};
+      x[row][4 * i] = warp::as_float(part.x), x[row][4 * i + 1] = warp::as_float(part.y);
+      x[row][4 * i + 2] = warp::as_float(part.z), x[row][4 * i + 3] = warp::as_float(part.w);
+    }
+  }
+
+  WARP_FN void apply(int tile, float (&c)[4], const float* weights) const {
+    const float own[2] = {weights[0], weights[1]};
+    const float u[4] = {x[0][2 * tile], x[1][2 * tile], x[0][2 * tile + 1], x[1][2 * tile + 1]};
+    multiply_small(c, u, Right<true>(own));
+  }
+
+  WARP_FN float value(int row, int tile, int r) const { return x[row][2 * tile + r]; }
+};
+
+}  // namespace gdn

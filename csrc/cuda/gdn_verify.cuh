@@ -1,0 +1,254 @@
+// Verification in the replay layout: one warp serves half a value head (64 rows of dv) of a request.
+//
+// Contract and mathematics: kernels/gdn_verify/replay.py, replay_naive.py. The state goes from memory
+// straight into the fragments of the matrix unit; nothing is exchanged between warps.
+#pragma once
+
+#include "gdn_tile.cuh"
+
+namespace gdn {
+
+struct Arguments {
+  const uint16_t *q, *k, *v, *a, *b;  // bf16
+  const float *A_log;
+  const void* dt_bias;
+  const int *query_start_loc, *slots, *start, *pending, *flush;
+  char* state;
+  uint16_t* keys;  // bf16
+  char* updates;
+  float *log_decay, *key_norm;
+  uint16_t* out;  // bf16
+  int64_t q_row, k_row, v_row, gate_row, out_row;
+  int64_t state_slot, key_slot, update_slot, decay_slot, norm_slot;
+  int32_t requests, value_heads, group, ring_rows, dt_bias_is_bf16;
+  float scale;
+};
+
+// What a warp works on. Without rows or with the null slot, num_rows is 0.
+struct Work {
+  int64_t begin, slot;
+  int num_rows, start, pending, flush, head, key_head, half;
+
+  WARP_FN Work(const Arguments& x, int unit) {
+    const int request = (unit >> 1) / x.value_heads;
+    half = unit & 1;
+    head = (unit >> 1) - request * x.value_heads;
+    key_head = head / x.group;
+    slot = x.slots[request];
+    begin = x.query_start_loc[request];
+    num_rows = x.query_start_loc[request + 1] - static_cast<int>(begin);
+    start = x.start[request];
+    pending = x.pending[request];
+    flush = x.flush[request];
+    num_rows = slot > 0 && num_rows > 0 ? (num_rows < kRows ? num_rows : kRows) : 0;
+  }
+
+  // row < W, and for a row that is used start + row < 2 W.
+  WARP_FN int place(const Arguments& x, int row) const {
+    const int at = start + row;
+    return at < x.ring_rows ? at : at - x.ring_rows;
+  }
+};
+
+template <bool kWide>
+WARP_FN char* half_state(const Arguments& x, const Work& w) {
+  return x.state + (w.slot * x.state_slot + (w.head * kDim + w.half * kHalf) * kDim) *
+                       StateTile<kWide>::kStateBytes;
+}
+
+template <bool kWide>
+WARP_FN char* update_at(const Arguments& x, const Work& w, int place) {
+  const int g = warp::lane() >> 2;
+  return x.updates + (w.slot * x.update_slot +
+                      (w.head * x.ring_rows + place) * kDim +
+                      w.half * kHalf + 8 * g) *
+                         StateTile<kWide>::kUpdateBytes;
+}
+
+WARP_FN uint16_t* key_at(const Arguments& x, const Work& w, int place) {
+  return x.keys + w.slot * x.key_slot + (w.key_head * x.ring_rows + place) * kDim;
+}
+
+WARP_FN void clear(uint32_t (&x)[16]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) x[i] = 0;
+}
+
+template <bool kWide>
+WARP_FN Rows load_rows(const Arguments& x, const Work& w) {
+  const int g = warp::lane() >> 2;
+  Rows rows;
+  clear(rows.k), clear(rows.q);
+  if (g < w.num_rows) {
+    StateTile<kWide>::load_channels(x.k + (w.begin + g) * x.k_row + w.key_head * kDim, rows.k);
+    StateTile<kWide>::load_channels(x.q + (w.begin + g) * x.q_row + w.key_head * kDim, rows.q);
+  }
+  return rows;
+}
+
+WARP_FN Gates load_gates(const Arguments& x, const Work& w) {
+  const int row = warp::lane() & 7;
+  const bool real = row < w.num_rows;
+  const int64_t at = (w.begin + row) * x.gate_row + w.head;
+  const float a = real ? warp::bf16_low(x.a[at]) : 0.0f;
+  const float b = real ? warp::bf16_low(x.b[at]) : 0.0f;
+  const float dt_bias = x.dt_bias_is_bf16
+                            ? warp::bf16_low(static_cast<const uint16_t*>(x.dt_bias)[w.head])
+                            : static_cast<const float*>(x.dt_bias)[w.head];
+  return gates_of(a, b, dt_bias, x.A_log[w.head], real);
+}
+
+WARP_FN Pending load_pending(const Arguments& x, const Work& w) {
+  const int lane = warp::lane();
+  const bool real = lane < w.pending;
+  const int place = w.place(x, lane);
+  const float log_decay =
+      real ? x.log_decay[w.slot * x.decay_slot + w.head * x.ring_rows + place] : 0.0f;
+  const float norm =
+      real ? x.key_norm[w.slot * x.norm_slot + w.key_head * x.ring_rows + place] : 0.0f;
+  return pending_of(log_decay, norm);
+}
+
+// Append the rows of this step, except their updates. They lie behind the pending rows, so no warp
+// overwrites what another one reads; one warp of a head (of a key head) writes what its warps share.
+template <bool kWide>
+WARP_FN void append(const Arguments& x, const Work& w, const Rows& rows, const Products& p,
+                    const Gates& gates) {
+  if (w.half != 0) return;
+  const int lane = warp::lane(), g = lane >> 2, c = lane & 3;
+  if (lane < w.num_rows)
+    x.log_decay[w.slot * x.decay_slot + w.head * x.ring_rows + w.place(x, w.pending + lane)] =
+        gates.log_decay;
+  if (w.key_head * x.group != w.head || g >= w.num_rows) return;
+  const int place = w.place(x, w.pending + g);
+  if (c == 0)
+    x.key_norm[w.slot * x.norm_slot + w.key_head * x.ring_rows + place] = p.k_norm;
+  StateTile<kWide>::store_channels(key_at(x, w, place), rows.k);
+}
+
+// The part of Y = X S^T that pending rows add to the committed state, per tile: K, then Q.
+template <bool kWide>
+WARP_FN void apply_pending(const Arguments& x, const Work& w, const Rows& rows, const Products& p,
+                           const System& s, const Pending& pending, float (&y)[kTiles][2][4]) {
+  const int lane = warp::lane(), g = lane >> 2, c = lane & 3;
+  const float from_start = expf(s.running);
+  const float factor[2] = {p.k_norm * from_start, p.q_norm * from_start};
+  for (int first = 0; first < w.pending; first += 8) {
+    uint32_t keys[16];
+    clear(keys);
+    if (first + g < w.pending)
+      StateTile<kWide>::load_channels(key_at(x, w, w.place(x, first + g)), keys);
+    Updates<kWide> updates;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int row = first + 2 * c + e;
+      updates.load(e, update_at<kWide>(x, w, w.place(x, row)), row < w.pending);
+    }
+    float weights[4] = {};
+    multiply_rows(rows, keys, weights);
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+      weights[n] *= factor[n >> 1] * warp::shuffle(pending.weight, (first + 2 * c + (n & 1)) & 31);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      updates.apply(tile, y[tile][0], weights);
+      updates.apply(tile, y[tile][1], weights + 2);
+    }
+  }
+}
+
+// v of the lane's two rows t = 2 c, 2 c + 1 in its 8 rows of dv.
+struct Values {
+  uint32_t x[2][kTiles];
+
+  WARP_FN Values(const Arguments& arguments, const Work& w) {
+    const int g = warp::lane() >> 2, c = warp::lane() & 3;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int row = 2 * c + e;
+      uint4 part = {0, 0, 0, 0};
+      if (row < w.num_rows)
+        part = warp::load16(arguments.v + (w.begin + row) * arguments.v_row + w.head * kDim +
+                            w.half * kHalf + 8 * g);
+      x[e][0] = part.x, x[e][1] = part.y, x[e][2] = part.z, x[e][3] = part.w;
+    }
+  }
+};
+
+// Outputs and updates of two rows t, gathered over the tiles so that each store has 16 bytes.
+template <bool kWide>
+struct Results;
+
+template <>
+struct Results<false> {
+  uint32_t out[2][kTiles], updates[2][kTiles];
+
+  WARP_FN void keep_updates(int tile, const float (&u)[4]) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      updates[e][tile] = warp::pack_fp16(warp::clamp_half(u[e]), warp::clamp_half(u[2 + e]));
+  }
+
+  WARP_FN void store_updates(int row, char* at) const {
+    warp::store16(at, uint4{updates[row][0], updates[row][1], updates[row][2], updates[row][3]});
+  }
+};
+
+template <>
+struct Results<true> {
+  uint32_t out[2][kTiles];
+  float updates[2][2 * kTiles];
+
+  WARP_FN void keep_updates(int tile, const float (&u)[4]) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) updates[e][2 * tile] = u[e], updates[e][2 * tile + 1] = u[2 + e];
+  }
+
+  WARP_FN void store_updates(int row, char* at) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float* x = updates[row] + 4 * i;
+      warp::store16(at + 16 * i, uint4{warp::as_bits(x[0]), warp::as_bits(x[1]),
+                                       warp::as_bits(x[2]), warp::as_bits(x[3])});
+    }
+  }
+};
+
+template <bool kWide>
+WARP_FN void store_results(const Arguments& x, const Work& w, const Results<kWide>& results) {
+  const int g = warp::lane() >> 2, c = warp::lane() & 3;
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const int row = 2 * c + e;
+    if (row >= w.num_rows) continue;
+    const uint32_t* o = results.out[e];
+    warp::store16(x.out + (w.begin + row) * x.out_row + w.head * kDim + w.half * kHalf + 8 * g,
+                  uint4{o[0], o[1], o[2], o[3]});
+    results.store_updates(e, update_at<kWide>(x, w, w.place(x, w.pending + row)));
+  }
+}
+
+// One tile: products with the state, the solved system, outputs and updates.
+template <bool kWide>
+WARP_FN void finish_tile(const StateTile<kWide>& state, int tile, const Rows& rows, const System& s,
+                         const float (&from_state)[2][2], const Right<kWide>& inverse,
+                         const Right<kWide>& carry, const Values& v, const float (&pending)[2][4],
+                         Results<kWide>& results) {
+  float y_k[4] = {}, y_q[4] = {}, right[4], updates[4] = {};
+  state.multiply(rows, y_k, y_q);
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const int e = n & 1;
+    const uint32_t pair = v.x[e][tile];
+    const float value = n < 2 ? warp::bf16_low(pair) : warp::bf16_high(pair);
+    right[n] = s.beta[e] * (value - (y_k[n] * from_state[0][e] + pending[0][n]));
+    y_q[n] = y_q[n] * from_state[1][e] + pending[1][n];
+  }
+  multiply_small(updates, right, inverse);
+  multiply_small(y_q, right, carry);
+  results.out[0][tile] = warp::pack_bf16(y_q[0], y_q[2]);
+  results.out[1][tile] = warp::pack_bf16(y_q[1], y_q[3]);
+  results.keep_updates(tile, updates);
+}
+
+}  // namespace gdn
