@@ -6,23 +6,21 @@
 
 namespace gdn {
 
-// All that a warp knows before it needs the state.
+// All that a warp knows of a head before it needs the state.
 template <bool kWide>
 struct Prepared {
   Rows rows;
-  Values v;
+  Products products;
   Pending pending;
   System system;
-  float y[kTiles][2][4];
   float from_state[2][2];
 
   WARP_FN Prepared(const Arguments& x, const Work& w)
-      : rows(load_rows<kWide>(x, w)), v(x, w), pending(load_pending(x, w)), y{} {
+      : rows(load_rows<kWide>(x, w)), pending(load_pending(x, w)) {
     const Gates gates = load_gates(x, w);
-    const Products products = products_of(rows, x.scale);
+    products = products_of(rows, x.scale);
     system = solve(products, gates, w.num_rows);
     append<kWide>(x, w, rows, products, gates);
-    apply_pending<kWide>(x, w, rows, products, system, pending, y);
     const float decay = expf(pending.total);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
@@ -30,10 +28,25 @@ struct Prepared {
       from_state[1][e] = system.from_start_q[e] * decay;
     }
   }
+};
 
-  WARP_FN void finish(const StateTile<kWide>& state, int tile, const Right<kWide>& inverse,
-                      const Right<kWide>& carry, Results<kWide>& results) const {
-    finish_tile(state, tile, rows, system, from_state, inverse, carry, v, y[tile], results);
+// A half head at work: its inputs, and its results tile by tile.
+template <bool kWide>
+struct HalfHead {
+  const Prepared<kWide>& head;
+  const Values v;
+  const Right<kWide> inverse, carry;
+  float y[kTiles][2][4];
+  Results<kWide> results;
+
+  WARP_FN HalfHead(const Arguments& x, const Work& w, const Prepared<kWide>& prepared)
+      : head(prepared), v(x, w), inverse(prepared.system.inverse), carry(prepared.system.carry), y{} {
+    apply_pending<kWide>(x, w, head.rows, head.products, head.system, head.pending, y);
+  }
+
+  WARP_FN void finish(const StateTile<kWide>& state, int tile) {
+    finish_tile(state, tile, head.rows, head.system, head.from_state, inverse, carry, v, y[tile],
+                results);
   }
 };
 
@@ -42,37 +55,47 @@ WARP_FN void fold_if_due(const Arguments& x, const Work& w, const Pending& pendi
   if (w.flush != 0 && w.pending > 0) fold<kWide>(x, w, pending);
 }
 
-// kDepth tiles are asked for before anything else is done, and kept in flight.
-template <bool kWide, int kDepth>
+// kDepth tiles are asked for before anything else is done, and kept in flight. A warp serves one
+// half of a head, or both in turn.
+template <bool kWide, int kDepth, int kHalves>
 WARP_FN void step_direct(const Arguments& x, int unit) {
-  const Work w(x, unit);
+  constexpr int kHalfBytes = kHalf * kDim * StateTile<kWide>::kStateBytes;
+  Work w(x, kHalves == 1 ? unit : 2 * unit);
   if (w.num_rows == 0) return;
-  const char* const half_at = half_state<kWide>(x, w);
+  const char* const state_at = half_state<kWide>(x, w);
   StateTile<kWide> ahead[kDepth];
 #pragma unroll
-  for (int tile = 0; tile < kDepth; ++tile) ahead[tile].template load<true>(half_at, tile);
+  for (int tile = 0; tile < kDepth; ++tile) ahead[tile].template load<true>(state_at, tile);
   const Prepared<kWide> prepared(x, w);
-  const Right<kWide> inverse(prepared.system.inverse), carry(prepared.system.carry);
-  Results<kWide> results;
+#pragma unroll 1
+  for (int half = 0; half < kHalves; ++half) {
+    if (kHalves > 1) w.half = half;
+    HalfHead<kWide> work(x, w, prepared);
 #pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    prepared.finish(ahead[tile % kDepth], tile, inverse, carry, results);
-    if (tile + kDepth < kTiles) ahead[tile % kDepth].template load<true>(half_at, tile + kDepth);
+    for (int tile = 0; tile < kTiles; ++tile) {
+      work.finish(ahead[tile % kDepth], tile);
+      const int next = tile + kDepth;
+      if (next < kTiles || half + 1 < kHalves)
+        ahead[tile % kDepth].template load<true>(
+            state_at + (half + next / kTiles) * kHalfBytes, next % kTiles);
+    }
+    store_results<kWide>(x, w, work.results);
   }
-  store_results<kWide>(x, w, results);
-  fold_if_due<kWide>(x, w, prepared.pending);
+#pragma unroll 1
+  for (int half = 0; half < kHalves; ++half) {
+    if (kHalves > 1) w.half = half;
+    fold_if_due<kWide>(x, w, prepared.pending);
+  }
 }
 
 template <bool kWide>
-WARP_FN void finish_copied(const Prepared<kWide>& prepared, const char* buffer,
-                           Results<kWide>& results) {
-  const Right<kWide> inverse(prepared.system.inverse), carry(prepared.system.carry);
+WARP_FN void finish_copied(HalfHead<kWide>& work, const char* buffer) {
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
     warp::keep_order();  // or the compiler holds several tiles in registers
     StateTile<kWide> state;
     state.template load<false>(buffer, tile);
-    prepared.finish(state, tile, inverse, carry, results);
+    work.finish(state, tile);
   }
 }
 
@@ -97,12 +120,12 @@ WARP_FN void steps_copied(const Arguments& x, char* buffers, uint64_t* barriers,
       copier.start(following, buffers + following * kBytes, half_state<kWide>(x, next), kBytes);
     if (w.num_rows) {
       const Prepared<kWide> prepared(x, w);
-      Results<kWide> results;
+      HalfHead<kWide> work(x, w, prepared);
       copier.wait(buffer);
-      finish_copied<kWide>(prepared, buffers + buffer * kBytes, results);
+      finish_copied<kWide>(work, buffers + buffer * kBytes);
       if (kBuffers == 1 && copy_next)
         copier.start(following, buffers, half_state<kWide>(x, next), kBytes);
-      store_results<kWide>(x, w, results);
+      store_results<kWide>(x, w, work.results);
       fold_if_due<kWide>(x, w, prepared.pending);
     } else if (kBuffers == 1 && copy_next) {
       copier.start(following, buffers, half_state<kWide>(x, next), kBytes);

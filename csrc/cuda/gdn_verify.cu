@@ -5,11 +5,12 @@
 
 namespace {
 
-template <bool kWide, int kWarps, int kBlocks, int kDepth>
+template <bool kWide, int kWarps, int kBlocks, int kDepth, int kHalves>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks)
     direct_kernel(const __grid_constant__ gdn::Arguments x) {
   const int unit = blockIdx.x * kWarps + (threadIdx.x >> 5);
-  if (unit < 2 * x.requests * x.value_heads) gdn::step_direct<kWide, kDepth>(x, unit);
+  if (unit < 2 / kHalves * x.requests * x.value_heads)
+    gdn::step_direct<kWide, kDepth, kHalves>(x, unit);
 }
 
 template <bool kWide, int kWarps, int kBlocks, int kBuffers>
@@ -30,12 +31,13 @@ struct Variant {
   void (*kernel)(gdn::Arguments);
   int warps;
   int shared_bytes;
+  int halves;         // of a head that a warp serves
   int blocks_per_sm;  // of a persistent grid; 0: one block for every `warps` items
 };
 
-template <bool kWide, int kWarps, int kBlocks, int kDepth>
+template <bool kWide, int kWarps, int kBlocks, int kDepth, int kHalves = 1>
 constexpr Variant direct(const char* name) {
-  return {name, kWide, direct_kernel<kWide, kWarps, kBlocks, kDepth>, kWarps, 0, 0};
+  return {name, kWide, direct_kernel<kWide, kWarps, kBlocks, kDepth, kHalves>, kWarps, 0, kHalves, 0};
 }
 
 template <bool kWide, int kWarps, int kBlocks, int kBuffers>
@@ -45,10 +47,11 @@ constexpr Variant copied(const char* name, bool persistent) {
           copied_kernel<kWide, kWarps, kBlocks, kBuffers>,
           kWarps,
           kWarps * kBuffers * gdn::kHalf * gdn::kDim * (kWide ? 4 : 2),
+          1,
           persistent ? kBlocks : 0};
 }
 
-// Names say: how the state arrives, warps a block, blocks a multiprocessor, tiles or buffers ahead.
+// Names say: how the state arrives, warps a block, blocks a multiprocessor, tiles ahead.
 const Variant kVariants[] = {
     direct<false, 4, 3, 1>("direct w4 b3 d1"),
     direct<false, 4, 4, 1>("direct w4 b4 d1"),
@@ -56,6 +59,10 @@ const Variant kVariants[] = {
     direct<false, 4, 3, 2>("direct w4 b3 d2"),
     direct<false, 4, 2, 4>("direct w4 b2 d4"),
     direct<false, 1, 12, 2>("direct w1 b12 d2"),
+    direct<false, 4, 3, 1, 2>("direct w4 b3 d1 whole heads"),
+    direct<false, 4, 2, 2, 2>("direct w4 b2 d2 whole heads"),
+    direct<false, 2, 6, 1, 2>("direct w2 b6 d1 whole heads"),
+    direct<false, 2, 4, 4, 2>("direct w2 b4 d4 whole heads"),
     copied<false, 4, 3, 1>("copied w4 b3", false),
     copied<false, 1, 12, 1>("copied w1 b12", false),
     copied<false, 4, 3, 1>("copied w4 b3 persistent", true),
@@ -65,6 +72,7 @@ const Variant kVariants[] = {
     direct<true, 4, 2, 2>("direct w4 b2 d2"),
     direct<true, 1, 8, 1>("direct w1 b8 d1"),
     direct<true, 4, 3, 1>("direct w4 b3 d1"),
+    direct<true, 2, 4, 1, 2>("direct w2 b4 d1 whole heads"),
     copied<true, 2, 3, 1>("copied w2 b3", false),
     copied<true, 1, 6, 1>("copied w1 b6", false),
     copied<true, 1, 6, 1>("copied w1 b6 persistent", true),
@@ -96,7 +104,7 @@ int gdn_verify_launch(const gdn::Arguments* arguments, int variant, int multipro
         v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.shared_bytes);
     if (error != cudaSuccess) return error;
   }
-  const int units = 2 * arguments->requests * arguments->value_heads;
+  const int units = 2 / v.halves * arguments->requests * arguments->value_heads;
   int blocks = (units + v.warps - 1) / v.warps;
   if (v.blocks_per_sm && v.blocks_per_sm * multiprocessors < blocks)
     blocks = v.blocks_per_sm * multiprocessors;

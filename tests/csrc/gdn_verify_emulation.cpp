@@ -10,10 +10,10 @@ struct Variant {
   void (*run)(const gdn::Arguments&, int);
 };
 
-template <bool kWide, int kDepth>
+template <bool kWide, int kDepth, int kHalves>
 void direct(const gdn::Arguments& x, int units) {
-  for (int unit = 0; unit < units; ++unit)
-    warp::run([&] { gdn::step_direct<kWide, kDepth>(x, unit); });
+  for (int unit = 0; unit < units / kHalves; ++unit)
+    warp::run([&] { gdn::step_direct<kWide, kDepth, kHalves>(x, unit); });
 }
 
 // Three persistent warps.
@@ -29,10 +29,15 @@ void copied(const gdn::Arguments& x, int units) {
 }
 
 const Variant kVariants[] = {
-    {"direct d1", false, direct<false, 1>},    {"direct d2", false, direct<false, 2>},
-    {"direct d4", false, direct<false, 4>},    {"copied 1 buffer", false, copied<false, 1>},
-    {"copied 2 buffers", false, copied<false, 2>}, {"direct d1", true, direct<true, 1>},
-    {"direct d2", true, direct<true, 2>},      {"copied 1 buffer", true, copied<true, 1>},
+    {"direct d1", false, direct<false, 1, 1>},
+    {"direct d2", false, direct<false, 2, 1>},
+    {"direct d1 whole heads", false, direct<false, 1, 2>},
+    {"direct d4 whole heads", false, direct<false, 4, 2>},
+    {"copied 1 buffer", false, copied<false, 1>},
+    {"copied 2 buffers", false, copied<false, 2>},
+    {"direct d2", true, direct<true, 2, 1>},
+    {"direct d1 whole heads", true, direct<true, 1, 2>},
+    {"copied 1 buffer", true, copied<true, 1>},
 };
 
 }  // namespace
