@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 
 _setup_error: Exception | None = None
 
@@ -42,4 +43,16 @@ def register() -> None:
         raise _setup_error
     from vllm_ascend_spec.engine import patching
 
+    if _on_cuda():
+        from vllm_ascend_spec.engine import cuda
+
+        cuda.enable()
     patching.report()
+
+
+def _on_cuda() -> bool:
+    """Whether this vLLM chose CUDA. Asked late: vLLM is loaded and has chosen by now."""
+    platforms = sys.modules.get("vllm.platforms")
+    if platforms is None:
+        return False
+    return bool(platforms.current_platform.is_cuda())

@@ -10,7 +10,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from vllm_ascend_spec.options import Options
+from vllm_ascend_spec.budget.surface import (
+    DrafterPoint,
+    StepKind,
+    Surface,
+    SurfaceKey,
+    TargetPoint,
+)
+from vllm_ascend_spec.options import CpuOptions, Options
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
@@ -69,3 +76,41 @@ def create_manager(
         cpu.draft_cost_ms,
     )
     return manager
+
+
+def assumed_surface(cpu: CpuOptions, method: str, draft_tokens: int) -> Surface:
+    """The options' cost curves as a surface: mixed steps cost what full ones cost."""
+    ladder = tuple(rows for rows, _ in cpu.verify_cost_ms)
+    widest, dearest = cpu.verify_cost_ms[-1]
+    before, cheaper = cpu.verify_cost_ms[-2]
+    slope = (dearest - cheaper) / (widest - before)
+    points = [
+        TargetPoint(kind=kind, rows=rows, requests=1, context=1, ms=ms)
+        for kind in (StepKind.FULL, StepKind.MIXED)
+        for rows, ms in cpu.verify_cost_ms
+    ]
+    points += [
+        TargetPoint(kind=StepKind.EAGER, rows=rows, requests=1, context=1, ms=ms)
+        for rows, ms in (
+            (widest, dearest),
+            (2 * widest, max(dearest + slope * widest, dearest)),
+        )
+    ]
+    return Surface(
+        key=SurfaceKey(
+            model="assumed",
+            dtype="any",
+            device="cpu",
+            engine="assumed",
+            method=method,
+            draft_tokens=draft_tokens,
+            full_ladder=ladder,
+            mixed_ladder=ladder,
+            drafter_ladder=(),
+        ),
+        target=tuple(points),
+        drafter=tuple(
+            DrafterPoint(requests=requests, depth=draft_tokens, context=1, ms=ms)
+            for requests, ms in cpu.draft_cost_ms
+        ),
+    )

@@ -8,6 +8,7 @@ extension point reaches.
 from types import ModuleType
 from typing import Any
 
+from vllm_ascend_spec.engine import runner
 from vllm_ascend_spec.engine.patching import Replacement, declare, on_import
 
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
@@ -54,7 +55,7 @@ def replacements() -> tuple[Replacement, ...]:
 
 def declare_all() -> None:
     """Declare the replacements and hook the registrations to the modules that they belong to."""
-    declare(*replacements())
+    declare(*replacements(), *runner.replacements())
     on_import(_BACKENDS, _register_gdn_backend)
     on_import(_GDN_LAYER, _register_gdn_layer)
 

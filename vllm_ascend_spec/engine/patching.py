@@ -199,7 +199,7 @@ def _check_untouched(replacement: Replacement, current: Any) -> None:
     found = (getattr(current, "__module__", None), getattr(current, "__qualname__", None))
     origin = f"{found[0]}:{found[1]}"
     # functools.wraps copies module and name; the code object still tells where it was written.
-    code = getattr(current, "__code__", None)
+    code = getattr(_beneath_torch(current), "__code__", None)
     package = expected[0].partition(".")[0]
     root = getattr(sys.modules.get(package), "__path__", None)
     foreign_code = (
@@ -214,6 +214,17 @@ def _check_untouched(replacement: Replacement, current: Any) -> None:
         f"({replacement.reason}). Uninstall the other plugin, or leave it out with "
         "VLLM_PLUGINS=ascend_spec."
     )
+
+
+def _beneath_torch(function: Any) -> Any:
+    """The function under decorators such as `torch.inference_mode()`, which upstream applies."""
+    torch_paths = getattr(sys.modules.get("torch"), "__path__", [])
+    while hasattr(function, "__wrapped__"):
+        code = getattr(function, "__code__", None)
+        if code is None or not any(code.co_filename.startswith(path) for path in torch_paths):
+            break
+        function = function.__wrapped__
+    return function
 
 
 class _ImportWatcher(importlib.abc.MetaPathFinder):

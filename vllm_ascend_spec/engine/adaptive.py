@@ -1,0 +1,295 @@
+"""Adaptive verification with the plugin's planner, in the place of vLLM's manager.
+
+vLLM's step is kept: the host fixes the total, the device decides which rows those are. Taken from
+the planner: the total, priced over (rows, requests, context, step kind) with the LM head; whether
+to draft at all; a calibration that learns while serving. Taken from the plugin's kernels: the
+ranking, on an integer grid, in one launch. And nothing on the step's way waits for the device.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.worker.gpu.async_utils import StepTimingSample
+from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
+
+from vllm_ascend_spec.budget.confidence import cold_start
+from vllm_ascend_spec.budget.controller import BudgetController
+from vllm_ascend_spec.budget.cost import CostModel
+from vllm_ascend_spec.budget.planner import Limits, Plan
+from vllm_ascend_spec.budget.surface import StepKind, Surface
+from vllm_ascend_spec.budget.survival import Ints
+from vllm_ascend_spec.engine import profiling
+from vllm_ascend_spec.engine.arrivals import ArrivalRing, InFlight
+from vllm_ascend_spec.engine.ledger import Arrival, DraftLedger
+from vllm_ascend_spec.engine.step_clock import StepClock, Ticks
+from vllm_ascend_spec.kernels import ops
+from vllm_ascend_spec.kernels.pack_rows import Batch, PackedRows
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu.input_batch import InputBatch
+
+logger = logging.getLogger("vllm.ascend_spec.adaptive")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plan of the step under way, and what it was made for."""
+
+    plan: Plan
+    budget: int
+    kind: StepKind
+    requests: int
+    sampling: int
+    context: float
+    drafts: dict[str, int]
+    base: dict[str, int]
+    draft_next: bool
+
+
+class BudgetManager(AdaptiveVerificationManager):
+    """vLLM's manager with another budget; one a runner. See the module's text."""
+
+    def __init__(
+        self,
+        upstream: AdaptiveVerificationManager,
+        method: str,
+        limits: Limits,
+        *,
+        lockstep: bool,
+        may_skip: bool,
+        runner: Any,
+        surface_file: Path | None = None,
+    ) -> None:
+        """Takes the place of `upstream`, whose checks of the model have passed.
+
+        lockstep: several ranks must decide alike, so no rank may know more than another.
+        may_skip: a round that does not pay need not draft. runner: vLLM's, for measuring costs.
+        surface_file: costs measured before on this engine, instead.
+        """
+        states = upstream.req_states
+        super().__init__(
+            states,
+            upstream.query_start_loc,
+            upstream.num_bonus_tokens,
+            upstream._max_total_logits,
+        )
+        depth, device = self.num_speculative_steps, states.device
+        self.limits, self.may_skip, self._runner = limits, may_skip, runner
+        self._surface_file = surface_file
+        acceptance = cold_start(method, depth)
+        self.controller = BudgetController(limits, None, acceptance)
+        self.ledger = DraftLedger(self.controller, states.max_num_reqs, depth)
+        self.ring = ArrivalRing(states.max_num_reqs, depth, device, lockstep)
+        self.clock = StepClock(enabled=device.type == "cuda" and not lockstep)
+        self.surface: Surface | None = None
+        self.last_plan: Plan | None = None
+        self._planned: Planned | None = None
+        self._undrafted = np.zeros(states.max_num_reqs, dtype=np.bool_)
+        self._opted_out = np.zeros(states.max_num_reqs, dtype=np.bool_)
+        self._any_opted_out = False
+        self._ladder: list[int] = []
+        self._probes: list[profiling.Probe] = []
+        self._sampled: torch.Tensor | None = None
+        self._verified: torch.Tensor | None = None
+        self._packed = PackedRows(
+            torch.zeros(states.max_num_reqs, dtype=torch.int32, device=device),
+            self.query_start_loc,
+            self._cu_num_logits,
+        )
+
+    def use_surface(self, surface: Surface) -> None:
+        """Plan with these step costs from now on."""
+        self.surface = surface
+        cost = CostModel(surface, self.limits.max_requests, self.limits.max_rows)
+        self.controller.cost = cost
+        self.controller.planner = type(self.controller.planner)(self.limits, cost)
+
+    # -- requests ---------------------------------------------------------------------------
+
+    def add_request(self, req_idx: int) -> None:
+        """A new request takes the slot."""
+        self._confidence_probs[req_idx].fill_(1.0)
+        self.ledger.begin(req_idx)
+        self._undrafted[req_idx] = False
+        self._opted_out[req_idx] = False
+
+    def describe_request(
+        self, req_idx: int, temperature: float, top_p: float, adaptive: bool
+    ) -> None:
+        """How the request that just took the slot samples, and whether it may be trimmed."""
+        self.controller.begin(req_idx, temperature, top_p)
+        self._opted_out[req_idx] = not adaptive
+        self._any_opted_out = bool(self._opted_out.any())
+
+    # -- step costs -------------------------------------------------------------------------
+
+    def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, Any]]:
+        """Arguments of the dummy runs that measure the cost surface; one sample each."""
+        depth, states = self.num_speculative_steps, self.req_states
+        self._ladder = list(capture_sizes)
+        if self._surface_file is not None:
+            return
+        self._probes = list(
+            profiling.probes(
+                self._ladder,
+                depth,
+                states.max_num_reqs,
+                states.max_num_batched_tokens,
+                states.max_model_len,
+            )
+        )
+        for probe in self._probes:
+            yield probe.arguments(depth)
+
+    def set_initial_cost_curves(self, samples: list[StepTimingSample]) -> None:
+        """Build the surface from those samples; the first rank's clock decides for all."""
+        surface = None
+        if get_tp_group().is_first_rank:
+            surface = (
+                profiling.measured_surface(self._runner, self._ladder, self._probes, samples)
+                if self._surface_file is None
+                else profiling.load_surface(self._runner, self._ladder, self._surface_file)
+            )
+        self.use_surface(get_tp_group().broadcast_object(surface, src=0))
+
+    # -- a step, in the order in which the runner calls -----------------------------------------
+
+    def get_num_tokens(
+        self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
+    ) -> int:
+        """Rows of the step: the planner's total. Reads what has landed; waits for nothing."""
+        self._read_arrivals()
+        req_ids = list(num_tokens_per_req)
+        slots = self._slots(req_ids)
+        scheduled = np.array([len(draft_tokens.get(r, ())) for r in req_ids], dtype=np.int64)
+        base = np.fromiter(num_tokens_per_req.values(), np.int64, len(req_ids)) - scheduled
+        # Placeholders of a round that was skipped: nothing was drafted, nothing can be verified.
+        in_hand = np.where(self._undrafted[slots], 0, scheduled)
+        planned = self._plan(req_ids, slots, in_hand, base)
+        self._planned, self.last_plan = planned, planned.plan
+        scheduled_by_id = dict(zip(req_ids, scheduled.tolist(), strict=True))
+        budget = planned.budget
+        self._batch_budget = (scheduled_by_id, planned.base, budget)
+        return int(base.sum()) + budget
+
+    def reallocate_drafts(
+        self, req_ids: list[str], idx_mapping: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Which rows those are, on the device, from the confidences of these very drafts."""
+        planned = self._planned
+        assert planned is not None
+        requests = len(req_ids)
+        budget = planned.budget
+        counts = self._batch_draft_capacity[:requests]
+        base = self._num_non_draft_tokens[:requests]
+        async_tensor_h2d(np.array([planned.drafts[r] for r in req_ids], np.int32), out=counts)
+        async_tensor_h2d(np.array([planned.base[r] for r in req_ids], np.int32), out=base)
+        batch = Batch(base, counts, score_rows=idx_mapping.to(torch.int32))
+        ops.pack_rows(
+            self._confidence_probs, budget, batch, self._packed, bonus_tokens=self.num_bonus_tokens
+        )
+        self._verified = self._packed.draft_lengths[:requests]
+        self.clock.start()
+        return self._cu_num_logits[: requests + 1], self.query_start_loc, budget
+
+    def observe_verdict(self, num_sampled: torch.Tensor) -> None:
+        """The target is done: int32 [R] tokens emitted, on the device."""
+        self._sampled = num_sampled
+        self.clock.target_done()
+
+    def drafts_next(self) -> bool:
+        """Whether the drafter should run after this step."""
+        return not self.may_skip or self._planned is None or self._planned.draft_next
+
+    def record_confidences(self, confidence_probs: torch.Tensor, input_batch: InputBatch) -> None:
+        """The step is over: keep its confidences for the ranking, start their way to the host."""
+        requests = input_batch.num_reqs
+        planned, self._planned = self._planned, None
+        verified, self._verified = self._verified, None
+        sampled, self._sampled = self._sampled, None
+        drafted = not self.may_skip or planned is None or planned.draft_next
+        slots = np.asarray(input_batch.idx_mapping_np[:requests], dtype=np.int64)
+        self._undrafted[slots] = not drafted
+        confidence = confidence_probs[:requests]
+        self._confidence_probs[input_batch.idx_mapping] = confidence
+        if self._any_opted_out:
+            # Ranked before all others, so that the rows added for them are theirs.
+            out = torch.from_numpy(slots[self._opted_out[slots]])
+            self._confidence_probs[out.to(confidence.device, non_blocking=True)] = 1.0
+        if sampled is None:
+            self.ledger.forget(slots)
+            return
+        ticks = self.clock.finish()
+        step = InFlight(slots, self.ledger.tenants(slots).copy(), -1, drafted, (planned, ticks))
+        if not self.ring.send(step, confidence, verified, sampled[:requests]):
+            self.ledger.forget(slots)
+
+    # -- the planner ------------------------------------------------------------------------
+
+    def _plan(self, req_ids: list[str], slots: Ints, in_hand: Ints, base: Ints) -> Planned:
+        computed = self.req_states.num_computed_tokens_np[slots]
+        samples = computed + base >= self.req_states.prefill_len.np[slots]
+        sampling = int(np.count_nonzero(samples))
+        context = float(computed.mean())
+        decoding = bool((samples & (base == 1)).all())
+        kind = StepKind.FULL if decoding else StepKind.MIXED
+        plan = self.controller.plan(
+            slots, in_hand, samples, int(base.sum()), sampling, context, kind
+        )
+        whole = int(in_hand[self._opted_out[slots]].sum()) if self._any_opted_out else 0
+        return Planned(
+            plan=plan,
+            budget=min(max(plan.draft_rows, whole), int(in_hand.sum())),
+            kind=kind,
+            requests=len(req_ids),
+            sampling=sampling,
+            context=context,
+            drafts=dict(zip(req_ids, in_hand.tolist(), strict=True)),
+            base=dict(zip(req_ids, base.tolist(), strict=True)),
+            draft_next=bool(plan.draft_next.any()) or not sampling,
+        )
+
+    def _slots(self, req_ids: list[str]) -> Ints:
+        index = self.req_states.req_id_to_index
+        return np.array([index[req_id] for req_id in req_ids], dtype=np.int64)
+
+    def _read_arrivals(self) -> None:
+        depth = self.num_speculative_steps
+        for landed in self.ring.landed():
+            figures = landed.figures
+            emitted = self.ledger.learn(
+                Arrival(
+                    slots=landed.step.slots,
+                    tenants=landed.step.tenants,
+                    sampled=figures[:, depth + 1].astype(np.int64),
+                    verified=figures[:, depth].astype(np.int64),
+                    confidence=figures[:, :depth],
+                    drafted=landed.step.drafted,
+                )
+            )
+            planned, ticks = landed.step.context
+            if planned is not None:
+                self._account(planned, ticks, emitted)
+
+    def _account(self, planned: Planned, ticks: Ticks | None, emitted: int) -> None:
+        times = ticks.read() if ticks is not None else None
+        total = times.total_ms if times is not None else None
+        self.controller.observe_step(planned.plan, planned.sampling, emitted, total)
+        if times is not None:
+            self.controller.observe_target(
+                planned.kind,
+                planned.plan.rows - planned.plan.draft_rows + planned.budget,
+                planned.sampling + planned.budget,
+                planned.requests,
+                planned.context,
+                times.target_ms,
+            )

