@@ -57,19 +57,28 @@ def conv_verify_kernel(
             start = tl.minimum(accepted - 1, MAX_START)
             window = window_ptr + slot * window_slot + channel
             newest = window + (start + WIDTH - 2) * window_entry
+            # All loads before the first store: the compiler cannot move one across it.
+            x_at = x_ptr + begin * x_row + channel
+            next0 = tl.load(x_at, mask=inside, other=0.0)
+            second = channel < tl.where(num_rows > 1, D, 0)
+            next1 = tl.load(x_at + x_row, mask=second, other=0.0)
+            third = channel < tl.where(num_rows > 2, D, 0)
+            next2 = tl.load(x_at + 2 * x_row, mask=third, other=0.0)
+            past1 = tl.load(newest, mask=inside, other=0.0)
+            if WIDTH >= 3:
+                past2 = tl.load(newest - window_entry, mask=inside, other=0.0)
+            if WIDTH >= 4:
+                past3 = tl.load(newest - 2 * window_entry, mask=inside, other=0.0)
             weight = weight_ptr + channel * weight_channel
             weight0 = tl.load(weight + (WIDTH - 1) * weight_tap, mask=inside, other=0.0)
             weight0 = weight0.to(tl.float32)
             weight1 = tl.load(weight + (WIDTH - 2) * weight_tap, mask=inside, other=0.0)
             weight1 = weight1.to(tl.float32)
-            past1 = tl.load(newest, mask=inside, other=0.0)
             if WIDTH >= 3:
                 weight2 = tl.load(weight + (WIDTH - 3) * weight_tap, mask=inside, other=0.0)
                 weight2 = weight2.to(tl.float32)
-                past2 = tl.load(newest - window_entry, mask=inside, other=0.0)
             if WIDTH >= 4:
                 weight3 = tl.load(weight, mask=inside, other=0.0).to(tl.float32)
-                past3 = tl.load(newest - 2 * window_entry, mask=inside, other=0.0)
             if HAS_BIAS:
                 bias = tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)
             if WIDTH == 4:
@@ -77,15 +86,14 @@ def conv_verify_kernel(
             if WIDTH >= 3:
                 tl.store(window + (WIDTH - 3) * window_entry, past1, mask=inside)
 
-            x_at = x_ptr + begin * x_row + channel
             out_at = out_ptr + begin * out_row + channel
             window += (WIDTH - 2) * window_entry
-            following = tl.load(x_at, mask=inside, other=0.0)
             for t in range(0, num_rows):
-                x = following
-                # Read ahead of the stores below: the compiler cannot move a load across them.
-                ahead = tl.minimum(t + 1, num_rows - 1)
-                following = tl.load(x_at + ahead * x_row, mask=inside, other=0.0)
+                x = next0
+                next0 = next1
+                next1 = next2
+                ahead = channel < tl.where(t + 3 < num_rows, D, 0)
+                next2 = tl.load(x_at + (t + 3) * x_row, mask=ahead, other=0.0)
                 total = x.to(tl.float32) * weight0 + past1.to(tl.float32) * weight1
                 if WIDTH >= 3:
                     total += past2.to(tl.float32) * weight2
@@ -109,7 +117,7 @@ def conv_verify_kernel(
 class ConvConfig:
     """block: channels of one program; num_warps: CUDA only."""
 
-    block: int = 512
+    block: int = 256
     num_warps: int = 2
 
 
