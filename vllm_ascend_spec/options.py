@@ -57,6 +57,21 @@ class Options(BaseModel):
         "confidence head where it has one, otherwise an estimate from the draft's softmax. head: "
         "the head, and a drafter without one is refused.",
     )
+    cost_surface: str | None = Field(
+        default=None,
+        description="File of step costs measured on this engine, which adaptive verification "
+        "plans with; without one, every draft token is verified.",
+    )
+    planner: Literal["plugin", "vllm"] = Field(
+        default="plugin",
+        description="Who fixes how many draft tokens adaptive verification verifies: the plugin, "
+        "or vLLM's own manager, for comparison.",
+    )
+    max_draft_rows: int | None = Field(
+        default=None,
+        ge=0,
+        description="Most draft tokens that a step may verify over the whole batch.",
+    )
     cpu: CpuOptions = Field(default_factory=CpuOptions)
 
     @classmethod

@@ -16,11 +16,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from npu_double import harness  # noqa: E402
-from npu_double.harness import Case, Judgement  # noqa: E402
-from npu_double.record import Record  # noqa: E402
+from npu_double import harness
+from npu_double.harness import Case, Judgement
+from npu_double.record import Record
 
-from vllm_ascend_spec.zoo import Zoo  # noqa: E402
+from vllm_ascend_spec.zoo import Zoo
 
 WHY_NOT = harness.why_not()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))

@@ -91,4 +91,3 @@ def require_runner(engine: versions.Engine) -> None:
 def active() -> bool:
     """Whether this process runs the extended platform."""
     return _enabled
-

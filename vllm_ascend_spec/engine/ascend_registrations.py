@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from vllm_ascend_spec.engine import versions
+from vllm_ascend_spec.engine import ascend_confidence, versions
 from vllm_ascend_spec.engine.patching import Replacement, declare
 
 _ATTN_UTILS = "vllm_ascend.worker.v2.attn_utils"
@@ -33,6 +33,30 @@ def extensions() -> tuple[Replacement, ...]:
             "the platform reads the plugin's options and knows its limits",
             _extended_platform,
         ),
+        _of_vllm_ascend(
+            "vllm_ascend.worker.v2.model_runner:NPUModelRunner",
+            "adaptive verification trims what the runner is handed",
+            _extended_runner,
+        ),
+        *(
+            Replacement(
+                f"vllm.v1.worker.gpu.spec_decode.{target}",
+                "no confidence of draft tokens is kept; read it while their logits are there",
+                make,
+                versions="",
+                distributions=("vllm",),
+            )
+            for target, make in (
+                (
+                    "speculator:DraftModelSpeculator.sample_draft",
+                    ascend_confidence.observed_sample_draft,
+                ),
+                (
+                    "dspark.speculator:DSparkSpeculator._sample_sequential",
+                    ascend_confidence.observed_sample_sequential,
+                ),
+            )
+        ),
     )
 
 
@@ -41,7 +65,7 @@ def repairs() -> tuple[Replacement, ...]:
     return (
         _of_vllm_ascend(
             f"{_ATTN_UTILS}:build_attn_metadata",
-            "hybrid models: is_prefilling is passed twice, which raises a TypeError",
+            "hybrid models: is_prefilling is passed twice; rows without a draft lose their state",
             _is_prefilling_once,
         ),
         _of_vllm_ascend(
@@ -55,6 +79,16 @@ def repairs() -> tuple[Replacement, ...]:
             "text-only Qwen3.5 checkpoints have no M-RoPE sections, which are taken for granted",
             _rope_of_text_only_models,
             defined_in=f"{_QWEN3_5}:AscendQwen3NextAttention.forward",
+        ),
+        _of_vllm_ascend(
+            "vllm_ascend.ops.gdn_attn_builder:AscendGDNAttentionMetadataBuilder.build",
+            "rows of fewer than K + 1 tokens: note which steps the stock operator cannot run",
+            _build_with_obstacle,
+        ),
+        _of_vllm_ascend(
+            "vllm_ascend.ops.gdn:AscendGatedDeltaNetAttention._forward_core",
+            "rows of fewer than K + 1 tokens: the stock operator reads foreign states, or returns",
+            _core_for_any_lengths,
         ),
         Replacement(
             "vllm.config.speculative:SpeculativeConfig.hf_config_override",
@@ -73,6 +107,24 @@ def declare_all() -> None:
     declare(*(repair for repair in repairs() if versions.has(repair.origin, engine)))
 
 
+def _extended_runner(original: type) -> type:
+    from vllm_ascend_spec.engine.ascend_runner import extend
+
+    return extend(original)
+
+
+def _build_with_obstacle(original: Any) -> Any:
+    from vllm_ascend_spec.engine.ascend_gdn import build_with_obstacle
+
+    return build_with_obstacle(original)
+
+
+def _core_for_any_lengths(original: Any) -> Any:
+    from vllm_ascend_spec.engine.ascend_gdn import core_for_any_lengths
+
+    return core_for_any_lengths(original)
+
+
 def _extended_platform(original: type) -> type:
     from vllm_ascend_spec.engine.ascend_platform import extend
 
@@ -80,6 +132,8 @@ def _extended_platform(original: type) -> type:
 
 
 def _is_prefilling_once(original: Any) -> Any:
+    from vllm_ascend_spec.engine.ascend_gdn import with_anchor_only_rows
+
     @functools.wraps(original)
     def build_attn_metadata(
         *, model_specific_attn_metadata: Any = None, is_prefilling: Any = None, **named: Any
@@ -87,6 +141,10 @@ def _is_prefilling_once(original: Any) -> Any:
         if is_prefilling is None:
             is_prefilling = getattr(model_specific_attn_metadata, "is_prefilling", None)
         if model_specific_attn_metadata is not None:
+            if hasattr(model_specific_attn_metadata, "num_decode_draft_tokens_cpu"):
+                model_specific_attn_metadata = with_anchor_only_rows(
+                    model_specific_attn_metadata, named["query_start_loc_cpu"]
+                )
             model_specific_attn_metadata = _WithoutIsPrefilling(model_specific_attn_metadata)
         if is_prefilling is not None:
             is_prefilling = is_prefilling[: named["num_reqs"]]

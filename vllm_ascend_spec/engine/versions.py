@@ -43,6 +43,8 @@ class UpstreamName:
     parameters: tuple[str, ...] = ()
 
 
+_ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
+
 REQUIRED: dict[str, tuple[UpstreamName, ...]] = {
     "gdn": (
         UpstreamName("vllm.v1.attention.backends.gdn_attn:GDNAttentionBackend"),
@@ -93,6 +95,37 @@ REQUIRED: dict[str, tuple[UpstreamName, ...]] = {
             ("mode", "piecewise_capture_available"),
         ),
     ),
+    "adaptive": (
+        UpstreamName(f"{_ADAPTIVE}:AdaptiveVerificationManager.get_num_tokens"),
+        UpstreamName(f"{_ADAPTIVE}:AdaptiveVerificationManager.compact_batch"),
+        UpstreamName(
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.reallocate_drafts",
+            ("req_ids", "idx_mapping"),
+        ),
+        UpstreamName(
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.record_confidences",
+            ("confidence_probs", "input_batch"),
+        ),
+        UpstreamName(
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.batches_to_profile", ("capture_sizes",)
+        ),
+        UpstreamName(
+            f"{_ADAPTIVE}:AdaptiveVerificationManager.set_initial_cost_curves", ("samples",)
+        ),
+        UpstreamName("vllm.v1.worker.gpu.async_utils:StepTimingSample"),
+        UpstreamName("vllm.v1.worker.gpu.model_runner:GPUModelRunner.initialize_kv_cache"),
+        UpstreamName(
+            "vllm.v1.worker.gpu.model_runner:GPUModelRunner.add_requests", ("scheduler_output",)
+        ),
+        UpstreamName(
+            "vllm.v1.worker.gpu.model_runner:GPUModelRunner._dummy_run",
+            ("num_tokens", "uniform_decode", "context_len", "valid_dummy_state_slots"),
+        ),
+        UpstreamName(
+            "vllm.v1.worker.gpu.spec_decode.speculator:DraftModelSpeculator.observe_verification",
+            ("idx_mapping", "num_sampled", "num_rejected"),
+        ),
+    ),
     "ascend": (
         UpstreamName("vllm_ascend.platform:NPUPlatform.check_and_update_config", ("vllm_config",)),
         UpstreamName("vllm_ascend.worker.v2.model_runner:NPUModelRunner"),
@@ -104,12 +137,8 @@ REQUIRED: dict[str, tuple[UpstreamName, ...]] = {
             "vllm_ascend.worker.v2.attn_utils:build_attn_metadata",
             ("is_prefilling", "model_specific_attn_metadata", "num_reqs"),
         ),
-        UpstreamName(
-            "vllm_ascend.worker.v2.spec_decode.dspark.speculator:AscendDSparkSpeculator"
-        ),
-        UpstreamName(
-            "vllm_ascend.ops.gdn_attn_builder:AscendGDNAttentionMetadataBuilder.build"
-        ),
+        UpstreamName("vllm_ascend.worker.v2.spec_decode.dspark.speculator:AscendDSparkSpeculator"),
+        UpstreamName("vllm_ascend.ops.gdn_attn_builder:AscendGDNAttentionMetadataBuilder.build"),
         UpstreamName("vllm_ascend.ops.gdn:AscendGatedDeltaNetAttention._forward_core"),
     ),
 }

@@ -34,7 +34,9 @@ _WORKSPACE = "GetWorkspaceSize"
 
 def main(site: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    own = set(re.findall(r"^(?:int|size_t|void \*|const char \*) ?(\w+)\(", SOURCE.read_text(), re.M))
+    own = set(
+        re.findall(r"^(?:int|size_t|void \*|const char \*) ?(\w+)\(", SOURCE.read_text(), re.M)
+    )
     targets = [*site.glob("torch_npu/_C*.so"), *site.glob("torch_npu/lib/*.so")]
     if not targets:
         raise SystemExit(f"build_fakeacl.py: no torch_npu in {site}")
@@ -52,7 +54,8 @@ def main(site: Path, out: Path) -> None:
     (out / "shell.c").write_text("int shell;\n")
     for name in SHELLS:
         _link(out, name, str(out / "shell.c"), *dependency)
-    print(f"{len(own)} functions, {len(operators)} operators, {len((undefined | runtime) - own)} stubs")
+    stubs = len((undefined | runtime) - own)
+    print(f"{len(own)} functions, {len(operators)} operators, {stubs} stubs")
 
 
 def _undefined(site: Path, targets: list[Path]) -> set[str]:

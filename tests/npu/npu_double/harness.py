@@ -7,12 +7,12 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import tomllib
 import torch
 
 HERE = Path(__file__).parent
@@ -95,7 +95,7 @@ def python(
     (site / "sitecustomize.py").write_text(prepare)
     command = [str(environment() / "bin" / "python"), *arguments]
     own = {
-        "PYTHONPATH": f"{site}:{HERE.parent}",
+        "PYTHONPATH": f"{site}:{HERE.parent}:{ROOT / 'tests'}",
         "LD_LIBRARY_PATH": str(environment() / "fakeacl"),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "OMP_NUM_THREADS": "1",
@@ -145,9 +145,7 @@ def _link(link: Path, target: Path) -> None:
         link.symlink_to(target)
 
 
-def _write_metadata(
-    site: Path, name: str, version: str, points: dict[str, dict[str, str]]
-) -> None:
+def _write_metadata(site: Path, name: str, version: str, points: dict[str, dict[str, str]]) -> None:
     folder = site / f"{name}-{version}.dist-info"
     folder.mkdir(exist_ok=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

@@ -1,6 +1,6 @@
 """Writes what the double's runs showed to benchmarks/results/npu_double.json, when asked to.
 
-    VLLM_ASCEND_SPEC_RECORD=1 pytest tests/npu
+VLLM_ASCEND_SPEC_RECORD=1 pytest tests/npu
 """
 
 from __future__ import annotations

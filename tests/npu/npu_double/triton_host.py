@@ -22,6 +22,7 @@ def install() -> None:
     import triton.experimental.gluon
     import triton.experimental.gluon.language  # noqa: F401
     from triton.backends import backends
+    from interpreter import mend_interpreter
     from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
     backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)
@@ -30,6 +31,7 @@ def install() -> None:
     # Device memory is host memory: pointers are usable as they are.
     GridExecutor._init_args_hst = lambda self, args, kwargs: (list(args), dict(kwargs))
     GridExecutor._restore_args_dev = lambda self, *_: None
+    mend_interpreter()
     _set_driver()
     _offer_ascend_extensions()
 
@@ -122,6 +124,8 @@ def _slices(offsets: Any, sizes: Any, strides: Any) -> tuple[slice, ...]:
 def _integers(values: Any) -> list[int]:
     """Whole numbers, constants or interpreted scalars."""
     return [
-        int(value.handle.data.item()) if hasattr(value, "handle") else int(getattr(value, "value", value))
+        int(value.handle.data.item())
+        if hasattr(value, "handle")
+        else int(getattr(value, "value", value))
         for value in values
     ]

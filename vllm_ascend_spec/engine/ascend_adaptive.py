@@ -1,0 +1,157 @@
+"""Adaptive verification on vllm-ascend: the host trims each request's draft before the launch.
+
+vLLM 0.27.1 and vllm-ascend have none. The scheduler hands every request its K draft tokens; here
+the best of them over the whole batch are kept, as many as the budget planner finds worth their
+time, and the step is launched as if the scheduler had given out just those. To the scheduler a
+trimmed draft token looks rejected, which is what it has to do with it: nothing else changes.
+
+Lane L0 decides with the confidences of the very drafts that it trims, and waits for the drafter
+once a step; lane L1 decides with those of the round before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from vllm_ascend_spec.budget import confidence
+from vllm_ascend_spec.budget.controller import BudgetController, Drafts
+from vllm_ascend_spec.budget.cost import CostModel
+from vllm_ascend_spec.budget.planner import Limits, Plan
+from vllm_ascend_spec.budget.survival import Ints, split
+from vllm_ascend_spec.engine.ascend_lanes import Lane
+
+logger = logging.getLogger("vllm.ascend_spec.adaptive")
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftRound:
+    """What one step showed and drafted, on its way to the host.
+
+    slots: int [R], request states in batch order. verified: draft tokens that the step verified,
+    int [R]. sampled: tokens that it emitted, on the host int [R], 0 inside a prompt. confidence:
+    on the host float32 [states, K]. arrived: event after which the host tensors hold their values.
+    keep: what must outlive the copies.
+    """
+
+    slots: Ints
+    verified: Ints
+    sampled: torch.Tensor
+    confidence: torch.Tensor
+    arrived: Any
+    keep: tuple[Any, ...] = ()
+
+
+class LengthPlanner:
+    """Decides how many draft tokens of each request a step verifies.
+
+    method: the drafting method's name, for what is believed before any data. cost: None keeps
+    every draft token.
+    """
+
+    def __init__(
+        self,
+        *,
+        method: str,
+        draft_tokens: int,
+        max_requests: int,
+        max_rows: int,
+        lane: Lane,
+        cost: CostModel | None,
+    ) -> None:
+        # vLLM's speculators draft for the whole batch or not at all.
+        limits = Limits(draft_tokens, max_requests, max_rows, drafts_subset=False)
+        acceptance = confidence.cold_start(method, draft_tokens)
+        self.controller = BudgetController(limits, cost, acceptance)
+        self.lane = lane
+        self.draft_tokens = draft_tokens
+        self.last_plan: Plan | None = None
+        self._rounds: list[DraftRound] = []
+        self._verified = np.zeros(max_requests, dtype=np.int64)
+        # The drafts that each request state has in hand, as they were recorded.
+        self._known = np.zeros(max_requests, dtype=np.bool_)
+        self._scores = np.zeros((max_requests, draft_tokens), dtype=np.uint16)
+        self._survival = np.zeros((max_requests, draft_tokens), dtype=np.uint16)
+
+    def begin(self, slot: int, temperature: float, top_p: float) -> None:
+        """A new request takes the request state `slot`."""
+        self.controller.begin(slot, temperature, top_p)
+        self._known[slot] = False
+
+    def lengths(self, slots: Ints, drafted: Ints, rows: int, context: float) -> Ints:
+        """Draft tokens to verify, int [R], of the `drafted` ones in hand, int [R].
+
+        rows: rows of the launch without any draft token. context: mean tokens of a request.
+        """
+        self._receive()
+        may_draft = np.ones(len(slots), dtype=np.bool_)
+        plan = self.controller.plan(slots, drafted, may_draft, rows, len(slots), context)
+        self.last_plan = plan
+        budget = min(plan.draft_rows, int(drafted.sum()))
+        return split(self.controller.memory.newest[slots], drafted, budget).astype(np.int64)
+
+    def launched(self, slots: Ints, verified: Ints) -> None:
+        """The step about to run verifies so many draft tokens; int [R] each."""
+        self._verified[:] = 0
+        self._verified[slots] = verified
+
+    def verified(self, slots: Ints) -> Ints:
+        """Draft tokens that the step in flight verifies, int [R]."""
+        return self._verified[slots]
+
+    def sent(self, drafts: DraftRound) -> None:
+        """A drafting round was launched, and its copies to the host with it."""
+        self._rounds.append(drafts)
+
+    def _receive(self) -> None:
+        """Read the rounds that this lane may read: all that were sent, or all but the last."""
+        ready = max(len(self._rounds) - self.lane.age, 0)
+        for drafts in self._rounds[:ready]:
+            drafts.arrived.synchronize()
+            self._learn(drafts)
+        del self._rounds[:ready]
+
+    def _learn(self, drafts: DraftRound) -> None:
+        """What verification showed about the drafts before, then the new drafts' confidences."""
+        sampled = drafts.sampled.numpy().astype(np.int64)
+        known = self._known[drafts.slots] & (drafts.verified > 0) & (sampled > 0)
+        if known.any():
+            slots, verified = drafts.slots[known], drafts.verified[known]
+            classes = self.controller.memory.classes(slots)
+            before = Drafts(slots, classes, self._scores[slots], self._survival[slots])
+            depth = np.full(len(slots), self.draft_tokens)
+            self.controller.observe(before, depth, verified, sampled[known] - 1)
+        drafted = np.where(sampled > 0, self.draft_tokens, 0)
+        values = drafts.confidence.numpy()[drafts.slots]
+        new = self.controller.record(drafts.slots, values, drafted)
+        self._known[new.slots] = drafted > 0
+        self._scores[new.slots], self._survival[new.slots] = new.scores, new.survival
+
+
+def trim(scheduler_output: Any, lengths: dict[str, int]) -> Any:
+    """A copy of the scheduler's output with `lengths` draft tokens for the named requests."""
+    scheduled = dict(scheduler_output.num_scheduled_tokens)
+    drafts = dict(scheduler_output.scheduled_spec_decode_tokens)
+    for request, kept in lengths.items():
+        scheduled[request] -= len(drafts[request]) - kept
+        drafts[request] = drafts[request][:kept]
+    return dataclasses.replace(
+        scheduler_output,
+        num_scheduled_tokens=scheduled,
+        total_num_scheduled_tokens=sum(scheduled.values()),
+        scheduled_spec_decode_tokens=drafts,
+    )
+
+
+def slots_of(request_ids: Sequence[str], runner: Any) -> Ints:
+    """Request states of the requests, int [R]."""
+    states: npt.NDArray[np.int64] = np.array(
+        [runner.req_states.req_id_to_index[request] for request in request_ids], dtype=np.int64
+    )
+    return states
