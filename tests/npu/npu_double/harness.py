@@ -99,6 +99,9 @@ def python(
         "LD_LIBRARY_PATH": str(environment() / "fakeacl"),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "OMP_NUM_THREADS": "1",
+        # torch_npu launches from a thread of its own, after the memory may have a new owner: on a
+        # device the order within a stream makes that right, here nothing does.
+        "TASK_QUEUE_ENABLE": "0",
         "TRITON_INTERPRET": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_V2_MODEL_RUNNER": "1",

@@ -21,8 +21,8 @@ def install() -> None:
     # interpreter needs the real ones.
     import triton.experimental.gluon
     import triton.experimental.gluon.language  # noqa: F401
-    from triton.backends import backends
     from interpreter import mend_interpreter
+    from triton.backends import backends
     from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
     backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)

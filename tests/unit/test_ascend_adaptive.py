@@ -1,0 +1,145 @@
+"""Lengths that the host decides before a launch on vllm-ascend."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vllm_ascend_spec.budget.cost import CostModel
+from vllm_ascend_spec.budget.surface import StepKind, Surface, SurfaceKey, TargetPoint
+from vllm_ascend_spec.engine.ascend_adaptive import DraftRound, LengthPlanner, trim
+from vllm_ascend_spec.engine.ascend_lanes import Lane
+
+K = 4
+REQUESTS = 3
+SLOTS = np.arange(REQUESTS)
+EVERYONE = np.full(REQUESTS, K)
+
+
+def steep() -> CostModel:
+    """A target for which every row costs; steps too dear for exploring on credit."""
+    key = SurfaceKey(
+        model="m", dtype="bfloat16", device="d", engine="e", method="dspark", draft_tokens=K,
+        full_ladder=(), mixed_ladder=(), drafter_ladder=(),
+    )  # fmt: skip
+    points = [
+        TargetPoint(kind=StepKind.EAGER, rows=rows, requests=1, context=16, ms=100.0 + 60.0 * rows)
+        for rows in (1, 16)
+    ]
+    return CostModel(Surface(key=key, target=tuple(points)), REQUESTS, 16)
+
+
+def planner(lane: Lane, cost: CostModel | None) -> LengthPlanner:
+    made = LengthPlanner(
+        method="dspark", draft_tokens=K, max_requests=REQUESTS, max_rows=16, lane=lane, cost=cost
+    )
+    for slot in range(REQUESTS):
+        made.begin(slot, 0.0, 1.0)
+    return made
+
+
+@dataclasses.dataclass
+class Arrival:
+    waited: int = 0
+
+    def synchronize(self) -> None:
+        self.waited += 1
+
+
+def drafts(rows: list[float], sampled: int = 1, verified: int = 0) -> DraftRound:
+    """A round in which request r has the same confidence, rows[r], in each of its tokens."""
+    confidence = torch.tensor(rows)[:, None].repeat(1, K)
+    return DraftRound(
+        SLOTS,
+        np.full(REQUESTS, verified),
+        torch.full((REQUESTS,), sampled),
+        torch.cat([confidence, torch.zeros(1, K)]),
+        Arrival(),
+    )
+
+
+def decide(made: LengthPlanner) -> list[int]:
+    return made.lengths(SLOTS, EVERYONE, rows=REQUESTS, context=16.0).tolist()
+
+
+def test_confident_requests_get_the_rows():
+    made = planner(Lane.L0, steep())
+    for _ in range(6):
+        made.sent(drafts([0.95, 0.02, 0.5]))
+        lengths = decide(made)
+    assert lengths[0] > lengths[2] >= lengths[1]
+    assert sum(lengths) < REQUESTS * K
+
+
+def test_without_a_cost_surface_every_draft_token_is_verified():
+    made = planner(Lane.L0, None)
+    made.sent(drafts([0.9, 0.01, 0.01]))
+    assert decide(made) == [K] * REQUESTS
+
+
+@pytest.mark.parametrize(("lane", "waits"), [(Lane.L0, 1), (Lane.L1, 0)])
+def test_only_lane_0_waits_for_the_round_that_it_trims(lane: Lane, waits: int):
+    made = planner(lane, steep())
+    newest = drafts([0.9, 0.9, 0.9])
+    made.sent(newest)
+    decide(made)
+    assert newest.arrived.waited == waits
+    made.sent(drafts([0.9, 0.9, 0.9]))
+    decide(made)
+    assert newest.arrived.waited == 1
+
+
+def test_outcomes_are_counted_by_what_was_verified():
+    made = planner(Lane.L0, steep())
+    made.sent(drafts([0.9, 0.9, 0.9]))
+    decide(made)
+    made.sent(drafts([0.9, 0.9, 0.9], sampled=3, verified=2))
+    decide(made)
+    counters = made.controller.counters
+    assert (counters.verified, counters.accepted) == (2 * REQUESTS, 2 * REQUESTS)
+
+
+def test_a_round_inside_a_prompt_teaches_nothing():
+    made = planner(Lane.L0, steep())
+    made.sent(drafts([0.9, 0.9, 0.9], sampled=0))
+    decide(made)
+    made.sent(drafts([0.9, 0.9, 0.9], sampled=1, verified=2))
+    decide(made)
+    assert made.controller.counters.verified == 0
+
+
+def test_a_new_request_does_not_inherit_drafts():
+    made = planner(Lane.L0, steep())
+    made.sent(drafts([0.9, 0.9, 0.9]))
+    decide(made)
+    made.begin(1, 0.0, 1.0)
+    made.sent(drafts([0.9, 0.9, 0.9], sampled=2, verified=1))
+    decide(made)
+    assert made.controller.counters.verified == REQUESTS - 1
+
+
+def test_what_a_step_verifies_is_kept_until_the_next_launch():
+    made = planner(Lane.L0, None)
+    made.launched(np.array([0, 2]), np.array([3, 1]))
+    assert made.verified(SLOTS).tolist() == [3, 0, 1]
+    made.launched(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
+    assert made.verified(SLOTS).tolist() == [0, 0, 0]
+
+
+@dataclasses.dataclass
+class Output:
+    num_scheduled_tokens: dict[str, int]
+    total_num_scheduled_tokens: int
+    scheduled_spec_decode_tokens: dict[str, list[int]]
+    other: Any = None
+
+
+def test_trimming_leaves_the_schedulers_own_output_alone():
+    given = Output({"a": 5, "b": 5, "p": 9}, 19, {"a": [-1] * 4, "b": [-1] * 4}, "kept")
+    trimmed = trim(given, {"a": 0, "b": 3})
+    assert trimmed == Output({"a": 1, "b": 4, "p": 9}, 14, {"a": [], "b": [-1] * 3}, "kept")
+    assert given == Output({"a": 5, "b": 5, "p": 9}, 19, {"a": [-1] * 4, "b": [-1] * 4}, "kept")
