@@ -5,7 +5,6 @@ PYTHONPATH=. python -m benchmarks.kernels.max_softmax [--json PATH] [--repeats N
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 from typing import Any
 
@@ -23,9 +22,16 @@ CASES = (
     (32, 151936, torch.bfloat16),
     (1024, 32000, torch.float32),
 )
+# (lane_bytes, num_warps, programs_per_core, group, ahead)
 TUNINGS = tuple(
-    kernel.Tiling(*values) for values in itertools.product((2048, 4096, 8192), (4, 8), (16, 48))
-)
+    kernel.Tiling(*values)
+    for values in (
+        (4096, 8, 32, 4, False), (4096, 8, 32, 4, True), (2048, 4, 32, 4, True),
+        (4096, 8, 32, 8, False), (2048, 4, 32, 8, False), (2048, 4, 32, 8, True),
+        (2048, 4, 64, 8, True), (2048, 4, 16, 8, True), (1024, 2, 32, 8, True),
+        (4096, 8, 16, 4, True),
+    )
+)  # fmt: skip
 
 
 def logits_of(rows: int, vocabulary: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -76,6 +82,8 @@ def measure(rows: int, vocabulary: int, dtype: torch.dtype, options: Any) -> lis
     ]  # fmt: skip
     for tiling in TUNINGS if options.tune and barred else ():
         name = f"{tiling.lane_bytes} B x {tiling.num_warps} warps x {tiling.programs_per_core}"
+        name += f", group {tiling.group}{', ahead' if tiling.ahead else ''}"
+        verify(sets[0], tiling)
         calls = [partial(kernel.max_softmax, x, tiling=tiling) for x in sets]
         time = _measure.time_calls(calls, 10)
         entries.append({"case": f"{case} {name}", "metric": "share of read bandwidth",

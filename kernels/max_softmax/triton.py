@@ -2,9 +2,9 @@
 
 A program walks one segment of one row. Every lane keeps its own running maximum and sum, so a step
 has no exchange between lanes, and GROUP tiles share one rescaling of the sum: 1.25 exponentials a
-logit. The argmax costs one comparison a lane and step: a lane notes the step in which its maximum
-last rose, and at the end only the earliest winning step is read again to find the id. A second
-small launch folds the segments of a row, as it folds the shards of a parallel group.
+logit with four of them. The argmax costs one comparison a lane and step: a lane notes the step in
+which its maximum last rose, and at the end only the earliest winning step is read again to find the
+id. A second small launch folds the segments of a row, as it folds the shards of a parallel group.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import triton.language as tl
 from .._launch import device_cores, grid
 from . import FLOOR, check_logits
 
-GROUP = 4
 MAX_SEGMENTS = 64
 _NO_ID = tl.constexpr(3.0e38)
 _FLOOR = tl.constexpr(FLOOR)
@@ -32,29 +31,59 @@ def _scale(temperature):
 
 
 @triton.jit
-def _tile(base, column, end, MASKED: tl.constexpr):
-    """fp32 logits at `column`; -inf past `end`."""
+def _four(base, column, end, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+    """Four tiles as they lie, BLOCK columns apart; -inf past `end` if MASKED.
+
+    Otherwise all of them are read if `end` is positive, and none if it is not.
+    """
     if MASKED:
-        return tl.load(base + column, mask=column < end, other=float("-inf")).to(tl.float32)
-    return tl.load(base + column).to(tl.float32)
+        low = float("-inf")
+        z0 = tl.load(base + column, mask=column < end, other=low)
+        z1 = tl.load(base + column + BLOCK, mask=column + BLOCK < end, other=low)
+        z2 = tl.load(base + column + 2 * BLOCK, mask=column + 2 * BLOCK < end, other=low)
+        z3 = tl.load(base + column + 3 * BLOCK, mask=column + 3 * BLOCK < end, other=low)
+    else:
+        all_or_none = tl.zeros([BLOCK], tl.int32) < end
+        z0 = tl.load(base + column, mask=all_or_none)
+        z1 = tl.load(base + column + BLOCK, mask=all_or_none)
+        z2 = tl.load(base + column + 2 * BLOCK, mask=all_or_none)
+        z3 = tl.load(base + column + 3 * BLOCK, mask=all_or_none)
+    return z0, z1, z2, z3
 
 
 @triton.jit
-def _absorb(
-    base, column, end, step, best, total, found, scale, BLOCK: tl.constexpr, MASKED: tl.constexpr
-):
-    """Fold GROUP = 4 tiles into each lane's maximum, sum and step of the maximum."""
-    z0 = _tile(base, column, end, MASKED)
-    z1 = _tile(base, column + BLOCK, end, MASKED)
-    z2 = _tile(base, column + 2 * BLOCK, end, MASKED)
-    z3 = _tile(base, column + 3 * BLOCK, end, MASKED)
-    top = tl.maximum(tl.maximum(z0, z1), tl.maximum(z2, z3))
+def _top(z0, z1, z2, z3):
+    return tl.maximum(
+        tl.maximum(z0.to(tl.float32), z1.to(tl.float32)),
+        tl.maximum(z2.to(tl.float32), z3.to(tl.float32)),
+    )
+
+
+@triton.jit
+def _sum(z0, z1, z2, z3, top, scale):
+    total = tl.exp2((z0.to(tl.float32) - top) * scale) + tl.exp2((z1.to(tl.float32) - top) * scale)
+    total += tl.exp2((z2.to(tl.float32) - top) * scale)
+    return total + tl.exp2((z3.to(tl.float32) - top) * scale)
+
+
+@triton.jit
+def _absorb(z0, z1, z2, z3, step, best, total, found, scale):
+    """Fold four tiles into each lane's maximum, sum and step of the maximum."""
+    top = _top(z0, z1, z2, z3)
     found = tl.where(top > best, step, found)  # strictly: the earliest of equals stays
     top = tl.maximum(best, top)
-    total = total * tl.exp2((best - top) * scale)
-    total += tl.exp2((z0 - top) * scale) + tl.exp2((z1 - top) * scale)
-    total += tl.exp2((z2 - top) * scale) + tl.exp2((z3 - top) * scale)
+    total = total * tl.exp2((best - top) * scale) + _sum(z0, z1, z2, z3, top, scale)
     return top, total, found
+
+
+@triton.jit
+def _absorb_two(z0, z1, z2, z3, y0, y1, y2, y3, step, best, total, found, scale):
+    """As `_absorb` with eight tiles: half as many rescalings."""
+    top = tl.maximum(_top(z0, z1, z2, z3), _top(y0, y1, y2, y3))
+    found = tl.where(top > best, step, found)
+    top = tl.maximum(best, top)
+    total = total * tl.exp2((best - top) * scale) + _sum(z0, z1, z2, z3, top, scale)
+    return top, total + _sum(y0, y1, y2, y3, top, scale), found
 
 
 @triton.jit
@@ -75,7 +104,7 @@ def _first_column(base, start, end, top, best, found, BLOCK: tl.constexpr, GROUP
 @triton.jit
 def _partials(
     logits, row_stride, vocabulary, temperature, first_id, out, rows, segment, segments,
-    BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """out: fp32 [segments, 3, rows]."""
     lane = tl.arange(0, BLOCK)
@@ -93,16 +122,30 @@ def _partials(
         total = tl.zeros([BLOCK], tl.float32)
         found = tl.zeros([BLOCK], tl.int32)
         steps = (end - start) // (GROUP * BLOCK)
+        if AHEAD:
+            n0, n1, n2, n3 = _four(base, start + lane, steps, BLOCK, False)
         for step in range(steps):
             column = start + step * (GROUP * BLOCK) + lane
-            best, total, found = _absorb(
-                base, column, end, step, best, total, found, scale, BLOCK, False
-            )
+            if AHEAD:
+                z0, z1, z2, z3 = n0, n1, n2, n3
+                following = column + GROUP * BLOCK
+                n0, n1, n2, n3 = _four(base, following, steps - 1 - step, BLOCK, False)
+            else:
+                z0, z1, z2, z3 = _four(base, column, 1, BLOCK, False)
+            if GROUP == 8:
+                y0, y1, y2, y3 = _four(base, column + 4 * BLOCK, 1, BLOCK, False)
+                best, total, found = _absorb_two(
+                    z0, z1, z2, z3, y0, y1, y2, y3, step, best, total, found, scale
+                )
+            else:
+                best, total, found = _absorb(z0, z1, z2, z3, step, best, total, found, scale)
         if start + steps * (GROUP * BLOCK) < end:
             column = start + steps * (GROUP * BLOCK) + lane
-            best, total, found = _absorb(
-                base, column, end, steps, best, total, found, scale, BLOCK, True
-            )
+            z0, z1, z2, z3 = _four(base, column, end, BLOCK, True)
+            best, total, found = _absorb(z0, z1, z2, z3, steps, best, total, found, scale)
+            if GROUP == 8:
+                z0, z1, z2, z3 = _four(base, column + 4 * BLOCK, end, BLOCK, True)
+                best, total, found = _absorb(z0, z1, z2, z3, steps, best, total, found, scale)
         top = tl.max(best, axis=0)
         column = _first_column(base, start, end, top, best, found, BLOCK, GROUP)
         at = out + index * 3 * rows + row
@@ -155,12 +198,21 @@ class Tiling:
     """How `max_softmax` walks a row; the defaults hold for H200 and Ascend 910B.
 
     lane_bytes: bytes of one load of one tile. programs_per_core: programs that the work is cut
-    into, at least, for each core, as far as rows are long enough.
+    into, at least, for each core, as far as rows are long enough. group: tiles that share one
+    rescaling of the sum, 4 or 8. ahead: load the first four tiles of the next step before this
+    step's arithmetic, for types whose arithmetic takes as long as their loads.
     """
 
     lane_bytes: int = 4096
     num_warps: int = 8
     programs_per_core: int = 32
+    group: int = 4
+    ahead: bool = False
+
+    def __post_init__(self) -> None:
+        """ValueError for a group that the kernel does not have."""
+        if self.group not in (4, 8):
+            raise ValueError(f"group must be 4 or 8, got {self.group}")
 
     def segments(self, rows: int, vocabulary: int, group: int, cores: int) -> tuple[int, int]:
         """(columns of a segment, segments of a row); a segment is a multiple of `group`."""
@@ -179,12 +231,13 @@ def _segment_partials(
         raise ValueError(f"logits must be float32, bfloat16 or float16, got {logits.dtype}")
     block = tiling.lane_bytes // logits.element_size()
     cores = device_cores(logits.device)
-    segment, segments = tiling.segments(rows, vocabulary, GROUP * block, cores)
+    segment, segments = tiling.segments(rows, vocabulary, tiling.group * block, cores)
     out = torch.empty(segments, 3, rows, dtype=torch.float32, device=logits.device)
     if rows:
         _partials[grid(rows * segments, logits.device)](
             logits, logits.stride(0), vocabulary, temperature, first_id, out, rows, segment,
-            segments, BLOCK=block, GROUP=GROUP, num_warps=tiling.num_warps,
+            segments, BLOCK=block, GROUP=tiling.group, AHEAD=tiling.ahead,
+            num_warps=tiling.num_warps,
         )  # fmt: skip
     return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from itertools import pairwise
 
@@ -14,6 +15,10 @@ from vllm_ascend_spec.kernels.max_softmax import triton as kernel
 
 # small tiles, so that short rows have many steps, segments and a partial last tile
 TILES = kernel.Tiling(lane_bytes=64, programs_per_core=8)
+WALKS = (
+    TILES,
+    *(dataclasses.replace(TILES, group=g, ahead=a) for g, a in ((4, True), (8, True), (8, False))),
+)
 RTOL = 4e-6
 INF = math.inf
 
@@ -68,14 +73,19 @@ def rows_of_logits(draw: st.DrawFn) -> torch.Tensor:
     logits=rows_of_logits(),
     temperature=st.sampled_from([None, 0.0, 0.6, 2.0]),
     mapped=st.booleans(),
+    tiling=st.sampled_from(WALKS),
 )
 def test_any_logits_agree_with_the_oracle(
-    logits: torch.Tensor, temperature: float | None, mapped: bool, device: torch.device
+    logits: torch.Tensor,
+    temperature: float | None,
+    mapped: bool,
+    tiling: kernel.Tiling,
+    device: torch.device,
 ) -> None:
     rows, vocabulary = logits.shape
     offsets = torch.arange(vocabulary) % 7 if mapped else None
     heat = None if temperature is None else torch.full((rows,), temperature)
-    confidence, tokens = both(logits, device, heat, offsets)
+    confidence, tokens = both(logits, device, heat, offsets, tiling)
     assert ((confidence >= 0) & (confidence <= 1)).all()
     assert ((tokens >= 0) & (tokens < vocabulary + 7)).all()
 
