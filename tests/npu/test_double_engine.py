@@ -34,6 +34,13 @@ ARMS = [
     ("hybrid", "dflash"),
     ("hybrid", "dspark"),
 ]
+ADAPTIVE = [
+    ("dense", "dspark"),
+    ("hybrid", "dspark"),
+    ("hybrid", "dflash"),
+    ("hybrid", "mtp"),
+    ("hybrid", "eagle3"),
+]
 SPECULATORS = {
     "none": None,
     "mtp": "AscendMTPSpeculator",
@@ -143,17 +150,57 @@ def test_without_its_repair_a_hybrid_model_stops(
     assert seen, answer["error"]
 
 
+@pytest.fixture(scope="session")
+def adaptive(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Case]:
+    """`adaptive(target, method, ...)`: the case with adaptive verification on lane L0."""
+    folder = tmp_path_factory.mktemp("surfaces")
+
+    def adaptive(target: str, method: str, **changes: Any) -> Case:
+        surface = harness.cost_surface(folder, target, method, DRAFT_TOKENS)
+        options = {"adaptive": True, "cost_surface": str(surface)}
+        engine = {"additional_config": {"ascend_spec": options}}
+        return case(target, method, engine=engine, **changes)
+
+    return adaptive
+
+
+@pytest.mark.parametrize(("target", "method"), ADAPTIVE)
+def test_adaptive_tokens_are_the_models_own(
+    target: str, method: str, adaptive: Callable[..., Case], run_case: RunCase, record: Record
+):
+    answer, judgement = right(run_case(adaptive(target, method)))
+    record.engine(f"{target}-{method} adaptive L0", answer, judgement)
+    assert judgement.right, judgement.gaps
+    lengths = harness.verified_lengths(answer)
+    assert harness.ragged_steps(answer) >= 5, lengths
+    assert {1, DRAFT_TOKENS + 1} <= {length for step in lengths for length in step}
+
+
 @pytest.mark.parametrize(
-    ("target", "method", "fault"),
+    ("target", "method", "is_adaptive", "fault"),
     [
-        ("hybrid", "dspark", "accepted_counts_stay_one"),
-        ("hybrid", "eagle3", "host_lengths_are_optimistic"),
+        ("hybrid", "dspark", False, "accepted_counts_stay_one"),
+        ("hybrid", "eagle3", False, "host_lengths_are_optimistic"),
+        ("hybrid", "dspark", True, "accepted_counts_stay_one"),
+        ("hybrid", "eagle3", True, "host_lengths_are_optimistic"),
+        ("hybrid", "dspark", True, "stock_operator_for_every_row"),
+        ("hybrid", "dspark", True, "anchor_only_rows_as_prompt_chunks"),
+        ("hybrid", "dspark", True, "rows_of_the_next_request"),
     ],
 )
-def test_a_fault_changes_the_tokens(
-    target: str, method: str, fault: str, run_case: RunCase, record: Record
+def test_a_fault_is_seen(
+    target: str,
+    method: str,
+    is_adaptive: bool,
+    fault: str,
+    adaptive: Callable[..., Case],
+    run_case: RunCase,
+    record: Record,
 ):
-    answer, judgement = run_case(case(target, method, mutation=fault))
-    seen = answer["error"] is None and judgement is not None and not judgement.right
-    record.fault(f"{target}-{method} {fault.replace('_', ' ')}", seen)
-    assert seen, (answer["error"], judgement)
+    """The fault changes tokens or stops the engine; without it neither happens (tests above)."""
+    make = adaptive if is_adaptive else case
+    answer, judgement = run_case(make(target, method, mutation=fault))
+    seen = answer["error"] is not None or (judgement is not None and not judgement.right)
+    lane = " adaptive L0" if is_adaptive else ""
+    record.fault(f"{target}-{method}{lane}: {fault.replace('_', ' ')}", seen)
+    assert seen, (answer["steps"], judgement)

@@ -32,7 +32,10 @@ def test_every_no_has_its_reason(host: Host) -> None:
         ("ngram", Feature.ADAPTIVE, CPU, False),
         ("suffix", Feature.MRV2, HOPPER, False),
         ("mtp", Feature.HYBRID, HOPPER, True),
-        ("mtp", Feature.MRV2, Host("ascend"), False),
+        ("mtp", Feature.MRV2, Host("ascend"), True),
+        ("dspark", Feature.ADAPTIVE_HYBRID, Host("ascend"), True),
+        ("ngram", Feature.MRV2, Host("ascend"), False),
+        ("dflash2", Feature.HYBRID, Host("ascend"), False),
     ],
 )
 def test_verdicts(name: str, feature: Feature, host: Host, ok: bool) -> None:

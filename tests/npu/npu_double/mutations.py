@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 
@@ -54,3 +55,32 @@ def _leave_out(name: str) -> None:
         return tuple(repair for repair in every() if not repair.qualname.endswith(name))
 
     ascend_registrations.repairs = remaining
+
+
+def stock_operator_for_every_row() -> None:
+    """Route verification rows of any length to vllm-ascend's own recurrent operator."""
+    from vllm_ascend_spec.engine import ascend_gdn
+
+    ascend_gdn.stock_operator_obstacle = lambda *_, **__: None
+
+
+def anchor_only_rows_as_prompt_chunks() -> None:
+    """Leave a decoding request without a draft token where vllm-ascend puts it."""
+    from vllm_ascend_spec.engine import ascend_gdn
+
+    ascend_gdn.with_anchor_only_rows = lambda metadata, query_start_loc: metadata
+
+
+def rows_of_the_next_request() -> None:
+    """Launch each request with as many rows as the next one verifies."""
+    from vllm_ascend_spec.engine import ascend_runner
+
+    right = ascend_runner.trim
+
+    def wrong(scheduler_output: Any, lengths: dict[str, int]) -> Any:
+        kept = list(lengths.values())
+        turned = dict(zip(lengths, [*kept[1:], kept[0]], strict=True))
+        launched = right(scheduler_output, turned).num_scheduled_tokens
+        return replace(right(scheduler_output, lengths), num_scheduled_tokens=launched)
+
+    ascend_runner.trim = wrong
