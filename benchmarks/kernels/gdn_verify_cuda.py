@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,30 +20,16 @@ from torch import Tensor
 from vllm_ascend_spec.kernels.gdn_verify import cuda
 from vllm_ascend_spec.kernels.gdn_verify.replay import ReplayConfig
 
-from benchmarks.kernels import _gdn, _measure
+from benchmarks.kernels import _build, _gdn, _measure
 from benchmarks.kernels import gdn_verify as uniform
 from benchmarks.kernels._gdn import DIM, MAX_ROWS, Kernel, Replay, Shape
 from benchmarks.kernels.gdn_verify import BF16, FP32, row, sets_of
 
 CHECK_SECONDS = 60
-SOURCE = Path(__file__).parents[2] / "csrc/cuda/gdn_verify.cu"
 TRITON = {
     BF16: [ReplayConfig(4, 128), ReplayConfig(8, 128), ReplayConfig(1, 32, 1, 3)],
     FP32: [ReplayConfig(2, 16, 2, 3), ReplayConfig(1, 16, 1, 3)],
 }
-
-
-def build() -> cuda.Library:
-    """The kernel for this GPU."""
-    major, minor = torch.cuda.get_device_capability()
-    target = f"{major}{minor}" + ("a" if major >= 9 else "")
-    path = Path(tempfile.mkdtemp()) / "libgdn_verify.so"
-    subprocess.run(
-        ["nvcc", "-O3", "-std=c++17", f"-gencode=arch=compute_{target},code=sm_{target}",
-         "-Xcompiler", "-fPIC", "-shared", "-o", path, SOURCE],
-        check=True,
-    )  # fmt: skip
-    return cuda.Library(path)
 
 
 def cuda_kernel(opened: cuda.Library, variant: cuda.Variant) -> Kernel:
@@ -202,7 +187,7 @@ def beside_vllm(shape: Shape, ours: float, repeats: int, bar: float | None) -> l
 
 
 def all_rows(states: Sequence[torch.dtype], repeats: int) -> tuple[list[dict[str, Any]], str]:
-    opened = build()
+    opened = cuda.Library(_build.library("gdn_verify"))
     variants = checked(opened)
     entries, chosen = [], []
     for state in states:

@@ -1,18 +1,19 @@
-"""pack_rows: time of one packing, one launch, against the same steps as separate torch operators.
+"""pack_rows: time of one packing, CUDA and Triton, against the same steps as torch operators.
 
 PYTHONPATH=. python -m benchmarks.kernels.pack_rows [--json PATH] [--repeats N] [--tune]
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from vllm_ascend_spec.kernels.pack_rows import Batch, PackedRows, naive
+from vllm_ascend_spec.kernels.pack_rows import Batch, PackedRows, cuda, naive
 from vllm_ascend_spec.kernels.pack_rows import triton as kernel
 
-from benchmarks.kernels import _measure
+from benchmarks.kernels import _build, _measure
 
 BARS_US = {(256, 15): 12.0, (1024, 7): 12.0}
 CASES = ((64, 7), (256, 7), (256, 15), (1024, 7), (1024, 16))
@@ -43,7 +44,12 @@ def with_torch(scores: torch.Tensor, budget: int, batch: Batch, out: PackedRows)
     torch.cumsum(lengths + 1, 0, out=out.cu_num_logits[1:])
 
 
-def verify(requests: int, positions: int) -> None:
+def kernels() -> dict[str, Callable[..., PackedRows]]:
+    opened = cuda.Library(_build.library("pack_rows"))
+    return {"CUDA": partial(cuda.pack_rows, opened=opened), "Triton": kernel.pack_rows}
+
+
+def verify(requests: int, positions: int, run: Callable[..., PackedRows]) -> None:
     """The kernel's buffers equal the oracle's, on poisoned buffers, for several batches."""
     for seed in range(3):
         scores, budget, batch = problem(requests, positions, seed)
@@ -52,7 +58,7 @@ def verify(requests: int, positions: int) -> None:
         for name in FIELDS:
             getattr(out, name).fill_(-77)
         naive.pack_rows(scores, budget, batch, expected)
-        kernel.pack_rows(scores, budget, batch, out)
+        run(scores, budget, batch, out)
         for name in FIELDS:
             torch.testing.assert_close(getattr(out, name).cpu(), getattr(expected, name))
 
@@ -67,23 +73,26 @@ def measure(requests: int, positions: int, options: Any) -> list[dict[str, Any]]
         for scores, budget, batch in (problems[i % len(problems)] for i in range(count))
     ]
     outs = [PackedRows.allocate(requests, "cuda") for _ in inputs]
-    calls = [partial(kernel.pack_rows, *call, out) for call, out in zip(inputs, outs, strict=True)]
-    found = _measure.time_calls(calls, options.repeats)
     host_budget = requests * positions // 2
     torch_calls = [
         partial(with_torch, scores, host_budget, batch, out)
         for (scores, _, batch), out in list(zip(inputs, outs, strict=True))[:64]
     ]
     baseline = _measure.time_calls(torch_calls, options.repeats)
-    case, bar = f"{requests}x{positions}", BARS_US.get((requests, positions))
-    rows = [
-        {"case": case, "metric": "time", "value": found.us, "unit": "us", "spread": found.spread,
-         "baseline": baseline.us, "bar": bar, "better": "lower"},
-        {"case": case, "metric": "launches", "value": _measure.launches(calls[0]), "unit": "",
-         "bar": 1, "better": "lower"},
-    ]  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for name, run in kernels().items():
+        verify(requests, positions, run)
+        calls = [partial(run, *call, out) for call, out in zip(inputs, outs, strict=True)]
+        found = _measure.time_calls(calls, options.repeats)
+        case, bar = f"{requests}x{positions} {name}", BARS_US.get((requests, positions))
+        rows += [
+            {"case": case, "metric": "time", "value": found.us, "unit": "us",
+             "spread": found.spread, "baseline": baseline.us, "bar": bar, "better": "lower"},
+            {"case": case, "metric": "launches", "value": _measure.launches(calls[0]), "unit": "",
+             "bar": 1, "better": "lower"},
+        ]  # fmt: skip
     for warps in (2, 4, 8, 16) if options.tune else ():
-        tuned = [partial(call, num_warps=warps) for call in calls]
+        tuned = [partial(call, num_warps=warps) for call in calls]  # Triton's, timed last
         time = _measure.time_calls(tuned, options.repeats)
         rows.append({"case": f"{case} num_warps {warps}", "metric": "time", "value": time.us,
                      "unit": "us", "spread": time.spread, "better": "lower"})  # fmt: skip
@@ -94,7 +103,6 @@ def main() -> None:
     options = _measure.arguments(__doc__ or "")
     rows = []
     for requests, positions in CASES:
-        verify(requests, positions)
         rows += measure(requests, positions, options)
     notes = (
         "Device scalar budget, half of all draft rows admitted. Captured graph of calls over input "

@@ -23,7 +23,41 @@ WARP_FN float shuffle(float x, int from) { return __shfl_sync(0xffffffffu, x, fr
 
 WARP_FN int shuffle(int x, int from) { return __shfl_sync(0xffffffffu, x, from); }
 
+WARP_FN int64_t shuffle(int64_t x, int from) {
+  return __shfl_sync(0xffffffffu, static_cast<long long>(x), from);
+}
+
+WARP_FN unsigned ballot(bool x) { return __ballot_sync(0xffffffffu, x); }
+
+WARP_FN int count_bits(unsigned x) { return __popc(x); }
+
 WARP_FN void sync() { __syncwarp(); }
+
+// Of a block of one dimension.
+WARP_FN int thread() { return threadIdx.x; }
+
+WARP_FN int block_size() { return blockDim.x; }
+
+WARP_FN void block_sync() { __syncthreads(); }
+
+// Sum over the block, and a barrier. x < 32.
+WARP_FN int block_sum(int x) {
+  int total = 0;
+#pragma unroll
+  for (int bit = 0; bit < 5; ++bit) total += __syncthreads_count(x >> bit & 1) << bit;
+  return total;
+}
+
+WARP_FN void count_shared(int* counter) { atomicAdd(counter, 1); }
+
+WARP_FN float widen(float x) { return x; }
+
+WARP_FN float widen(__half x) { return __half2float(x); }
+
+WARP_FN float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+// Halves to even.
+WARP_FN int round_to_int(float x) { return __float2int_rn(x); }
 
 // The compiler moves no access to memory across it.
 WARP_FN void keep_order() { asm volatile("" ::: "memory"); }

@@ -1,4 +1,5 @@
-// csrc/cuda/warp.cuh on a CPU: a warp is 32 fibers in lockstep, its matrix products are sums in double.
+// csrc/cuda/warp.cuh on a CPU: a block's threads are fibers that take turns, a warp's matrix products
+// are sums in double.
 //
 // Registers and fragments are those of the device code, so a wrong index gives a wrong number. What is
 // not shown here: races between warps, rounding of approximate instructions, and speed.
@@ -29,13 +30,17 @@ struct Message {
   uint32_t u[8];
 };
 
+constexpr int kMaxThreads = 1024;
+
 struct Fibers {
-  ucontext_t caller, lanes[32];
+  ucontext_t caller, threads[kMaxThreads];
   std::vector<char> stacks;
   std::function<void()> body;
-  Message messages[2][32];
-  unsigned turns[32];
-  int current = 0;
+  Message messages[2][kMaxThreads];
+  unsigned turns[kMaxThreads];
+  int count = 0, current = 0, left = 0;
+  int waiting = 0, sum[2] = {};
+  unsigned barriers = 0;
 };
 
 inline Fibers& fibers() {
@@ -43,49 +48,68 @@ inline Fibers& fibers() {
   return all;
 }
 
-inline int lane() { return fibers().current; }
+inline int thread() { return fibers().current; }
+inline int lane() { return fibers().current & 31; }
+inline int block_size() { return fibers().count; }
 
 inline void switch_to_next() {
   Fibers& f = fibers();
   const int from = f.current;
-  f.current = (from + 1) & 31;
-  swapcontext(&f.lanes[from], &f.lanes[f.current]);
+  f.current = (from + 1) % f.count;
+  swapcontext(&f.threads[from], &f.threads[f.current]);
 }
 
-// Every lane's message, once all have sent one. Lanes run in order, so none is two turns ahead.
+// The messages of a warp's lanes, once all have sent one. Threads take turns in order and the lanes of
+// a warp take the same ones, so none is two messages ahead.
 inline const Message* exchange(const Message& own) {
   Fibers& f = fibers();
   const int me = f.current, side = f.turns[me]++ & 1;
   f.messages[side][me] = own;
   switch_to_next();
-  return f.messages[side];
+  return &f.messages[side][me & ~31];
 }
 
-inline void run_lane() {
+// Every thread's x added up, once all have come here.
+inline int block_sum(int x) {
+  Fibers& f = fibers();
+  const unsigned turn = f.barriers;
+  f.sum[turn & 1] += x;
+  if (++f.waiting == f.count) {
+    f.waiting = 0;
+    f.sum[(turn + 1) & 1] = 0;
+    ++f.barriers;
+  }
+  while (f.barriers == turn) switch_to_next();
+  return f.sum[turn & 1];
+}
+
+inline void block_sync() { block_sum(0); }
+
+inline void run_thread() {
   Fibers& f = fibers();
   f.body();
-  const int me = f.current;
-  f.current = (me + 1) & 31;
-  if (me == 31) setcontext(&f.caller);
-  setcontext(&f.lanes[f.current]);
+  if (--f.left == 0) setcontext(&f.caller);
+  for (;;) switch_to_next();  // its turns pass on
 }
 
-// body() in 32 lanes.
-inline void run(std::function<void()> body) {
+// body() in as many threads.
+inline void run(std::function<void()> body, int count = 32) {
   Fibers& f = fibers();
-  constexpr size_t kStack = 256 * 1024;
-  f.stacks.resize(32 * kStack);
+  constexpr size_t kStack = 64 * 1024;
+  f.stacks.resize(count * kStack);
   f.body = std::move(body);
-  f.current = 0;
-  for (int i = 0; i < 32; ++i) {
+  f.current = f.waiting = f.sum[0] = f.sum[1] = 0;
+  f.barriers = 0;
+  f.count = f.left = count;
+  for (int i = 0; i < count; ++i) {
     f.turns[i] = 0;
-    getcontext(&f.lanes[i]);
-    f.lanes[i].uc_stack.ss_sp = f.stacks.data() + i * kStack;
-    f.lanes[i].uc_stack.ss_size = kStack;
-    f.lanes[i].uc_link = nullptr;
-    makecontext(&f.lanes[i], run_lane, 0);
+    getcontext(&f.threads[i]);
+    f.threads[i].uc_stack.ss_sp = f.stacks.data() + i * kStack;
+    f.threads[i].uc_stack.ss_size = kStack;
+    f.threads[i].uc_link = nullptr;
+    makecontext(&f.threads[i], run_thread, 0);
   }
-  swapcontext(&f.caller, &f.lanes[0]);
+  swapcontext(&f.caller, &f.threads[0]);
 }
 
 inline float as_float(uint32_t x) {
@@ -106,6 +130,32 @@ inline float shuffle(float x, int from) {
   return exchange(m)[from].f[0];
 }
 
+inline int shuffle(int x, int from) {
+  Message m{};
+  m.u[0] = static_cast<uint32_t>(x);
+  return static_cast<int>(exchange(m)[from].u[0]);
+}
+
+inline int64_t shuffle(int64_t x, int from) {
+  Message m{};
+  std::memcpy(m.u, &x, sizeof x);
+  std::memcpy(&x, exchange(m)[from].u, sizeof x);
+  return x;
+}
+
+inline unsigned ballot(bool x) {
+  Message m{};
+  m.u[0] = x;
+  const Message* all = exchange(m);
+  unsigned set = 0;
+  for (int i = 0; i < 32; ++i) set |= all[i].u[0] << i;
+  return set;
+}
+
+inline int count_bits(unsigned x) { return __builtin_popcount(x); }
+inline void count_shared(int* counter) { ++*counter; }
+inline float widen(float x) { return x; }
+inline int round_to_int(float x) { return static_cast<int>(std::nearbyint(x)); }
 inline void sync() { exchange(Message{}); }
 
 inline void keep_order() {}

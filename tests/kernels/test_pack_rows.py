@@ -11,9 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vllm_ascend_spec.kernels.pack_rows import Batch, PackedRows, naive
+from vllm_ascend_spec.kernels.pack_rows import Batch, PackedRows, cuda, naive
 from vllm_ascend_spec.kernels.pack_rows import triton as kernel
 
+from tests.kernels.emulation import HAS_CXX, emulated
 from vllm_ascend_spec.budget import survival as planner
 
 POISON = -77
@@ -41,19 +42,36 @@ def on(batch: Batch, device: torch.device) -> Batch:
     return replace(batch, **tensors)
 
 
-def both(
-    scores: torch.Tensor, budget: int | torch.Tensor, batch: Batch, size: int, device: torch.device,
-    **options: Any,
-) -> dict[str, list[int]]:  # fmt: skip
-    """What the kernel wrote, after comparing it with what the oracle wrote."""
-    expected, out = buffers(size), buffers(size, device)
-    naive.pack_rows(scores, budget, batch, expected, **options)
-    moved = budget.to(device) if isinstance(budget, torch.Tensor) else budget
-    kernel.pack_rows(scores.to(device), moved, on(batch, device), out, **options)
+def as_int32(batch: Batch) -> Batch:
+    tensors = {k: int32(v) for k, v in vars(batch).items() if isinstance(v, torch.Tensor)}
+    return replace(batch, **tensors)
+
+
+def same(out: PackedRows, expected: PackedRows) -> None:
     for name in FIELDS:
         torch.testing.assert_close(
             getattr(out, name).cpu(), getattr(expected, name), rtol=0, atol=0
         )
+
+
+def both(
+    scores: torch.Tensor, budget: int | torch.Tensor, batch: Batch, size: int, device: torch.device,
+    **options: Any,
+) -> dict[str, list[int]]:  # fmt: skip
+    """What the kernel wrote, after comparing it with what the oracle wrote.
+
+    The CUDA kernel's source runs, too, on emulated threads."""
+    expected, out = buffers(size), buffers(size, device)
+    naive.pack_rows(scores, budget, batch, expected, **options)
+    moved = budget.to(device) if isinstance(budget, torch.Tensor) else budget
+    kernel.pack_rows(scores.to(device), moved, on(batch, device), out, **options)
+    same(out, expected)
+    if HAS_CXX and scores.dtype == torch.float32:
+        out = buffers(size)
+        narrow = int32(budget) if isinstance(budget, torch.Tensor) else budget
+        library = cuda.Library(emulated("pack_rows"))
+        cuda.pack_rows(scores, narrow, as_int32(batch), out, library, **options)
+        same(out, expected)
     return {name: getattr(out, name).tolist() for name in FIELDS}
 
 

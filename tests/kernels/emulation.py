@@ -1,0 +1,28 @@
+"""CUDA kernels of csrc/cuda compiled for the CPU, where fibers stand for a block's threads."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+HAS_CXX = shutil.which("g++") is not None
+needs_cxx = pytest.mark.skipif(not HAS_CXX, reason="the emulation is built with g++")
+
+
+@functools.cache
+def emulated(kernel: str) -> Path:
+    """The library of tests/csrc/<kernel>_emulation.cpp, with the interface of <kernel>.cu."""
+    path = Path(tempfile.mkdtemp()) / f"{kernel}.so"
+    subprocess.run(
+        ["g++", "-O2", "-std=c++17", "-shared", "-fPIC", f"-I{ROOT / 'csrc/cuda'}",
+         f"-I{ROOT / 'tests/csrc'}", ROOT / f"tests/csrc/{kernel}_emulation.cpp", "-o", path],
+        check=True,
+    )  # fmt: skip
+    return path
