@@ -49,6 +49,7 @@ class Report(BaseModel):
     platform: str | None
     device: str
     lane: str | None
+    lane_reason: str | None
     problems: list[str]
     versions: dict[str, str]
     native_host_operators: bool
@@ -61,11 +62,14 @@ def examine() -> Report:
     host, device = _host(problems)
     if host is not None:
         _check_names(host.platform, problems)
+    on_npu = host is not None and host.platform == "ascend"
+    lane, lane_reason = _lane() if on_npu else (None, None)
     return Report(
         usable=host is not None and not problems,
         platform=host.platform if host else None,
         device=device,
-        lane=_lane() if host is not None and host.platform == "ascend" else None,
+        lane=lane,
+        lane_reason=lane_reason,
         problems=problems,
         versions={"vllm-ascend-spec": __version__, **_versions()},
         native_host_operators=importlib.util.find_spec("vllm_ascend_spec._host") is not None,
@@ -119,12 +123,12 @@ def _ascend_host(engine: Engine, problems: list[str], processor: str) -> tuple[H
     return Host("ascend"), f"{count} x {torch_npu.npu.get_device_name(0)}"
 
 
-def _lane() -> str:
+def _lane() -> tuple[str, str]:
     """The lane that an engine with FULL graphs would take here, and why not the next one."""
     from vllm_ascend_spec.engine import ascend_lanes
 
     choice = ascend_lanes.choose(ascend_lanes.probe())
-    return f"{choice.lane.value}: {choice.reason}"
+    return choice.lane.value, choice.reason
 
 
 def _cuda_host(problems: list[str], processor: str) -> tuple[Host | None, str]:
@@ -179,7 +183,7 @@ def _print(report: Report, console: Console) -> None:
     console.print(f"{report.platform or 'no engine'} on {report.device}: {state}")
     console.print(", ".join(f"{name} {found}" for name, found in report.versions.items()))
     if report.lane is not None:
-        console.print(f"lane {report.lane}", highlight=False)
+        console.print(f"lane {report.lane}: {report.lane_reason}", highlight=False)
     native = "built" if report.native_host_operators else "not built (torch twins are used)"
     console.print(f"native host operators: {native}")
     for problem in report.problems:

@@ -11,9 +11,11 @@ and a repair is declared only where the code that it repairs is there.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
+import sys
 
 from vllm_ascend_spec.engine import versions
 from vllm_ascend_spec.errors import UserError
@@ -37,7 +39,9 @@ def installed() -> bool:
 def npu_count() -> int:
     """NPUs that torch_npu sees; 0 without torch_npu or without CANN below it."""
     try:
-        import torch_npu
+        # torch_npu prints warnings to standard output, which may be a report.
+        with contextlib.redirect_stdout(sys.stderr):
+            import torch_npu
     except (ImportError, OSError) as error:
         logger.info("torch_npu does not load (%s): the plugin stays out of the way", error)
         return 0
