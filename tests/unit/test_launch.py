@@ -32,10 +32,13 @@ def test_a_platform_that_the_engine_is_not_built_for(
         launch.set_up(platform)
 
 
-def test_auto_leaves_a_cuda_engine_as_it_is(monkeypatch: pytest.MonkeyPatch):
+def test_auto_sets_a_cuda_engine_up_as_one(monkeypatch: pytest.MonkeyPatch):
+    enabled: list[str] = []
     monkeypatch.setattr(versions, "require_engine", lambda: CUDA)
     monkeypatch.setattr(launch.cpu, "enable", lambda: pytest.fail("not a CPU engine"))
+    monkeypatch.setattr(launch.cuda, "enable", lambda: enabled.append("cuda"))
     assert launch.set_up() == "cuda"
+    assert enabled == ["cuda"]
 
 
 def test_server_defaults_stand_for_what_is_not_given():

@@ -30,7 +30,7 @@ def test_given_values_arrive():
     [
         ({"adaptve": True}, "'ascend_spec.adaptve'", "did you mean 'adaptive'?"),
         ({"cpu": {"verify_costs": []}}, "'ascend_spec.cpu.verify_costs'", "'verify_cost_ms'?"),
-        ({"zzz": 1}, "'ascend_spec.zzz'", "known: adaptive, confidence, cpu"),
+        ({"zzz": 1}, "'ascend_spec.zzz'", "known: adaptive, confidence, cost_surface"),
         ({"adaptive": "often"}, "ascend_spec.adaptive", "boolean"),
         ({"cpu": {"verify_cost_ms": [[1, 1.0]]}}, "ascend_spec.cpu.verify_cost_ms", "2 items"),
         (

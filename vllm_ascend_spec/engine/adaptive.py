@@ -93,6 +93,7 @@ class BudgetManager(AdaptiveVerificationManager):
         self.surface: Surface | None = None
         self.last_plan: Plan | None = None
         self._planned: Planned | None = None
+        self._rounds = np.zeros(states.max_num_reqs, dtype=np.int64)
         self._undrafted = np.zeros(states.max_num_reqs, dtype=np.bool_)
         self._opted_out = np.zeros(states.max_num_reqs, dtype=np.bool_)
         self._any_opted_out = False
@@ -225,13 +226,20 @@ class BudgetManager(AdaptiveVerificationManager):
             # Ranked before all others, so that the rows added for them are theirs.
             out = torch.from_numpy(slots[self._opted_out[slots]])
             self._confidence_probs[out.to(confidence.device, non_blocking=True)] = 1.0
-        if sampled is None:
-            self.ledger.forget(slots)
-            return
+        judges = self._rounds[slots]
+        self._rounds[slots] += 1
         ticks = self.clock.finish()
-        step = InFlight(slots, self.ledger.tenants(slots).copy(), -1, drafted, (planned, ticks))
-        if not self.ring.send(step, confidence, verified, sampled[:requests]):
-            self.ledger.forget(slots)
+        if sampled is None:
+            return
+        step = InFlight(
+            slots=slots,
+            tenants=self.ledger.tenants(slots),
+            judges=judges,
+            makes=self._rounds[slots],
+            drafted=drafted,
+            context=(planned, ticks),
+        )
+        self.ring.send(step, confidence, verified, sampled[:requests])
 
     # -- the planner ------------------------------------------------------------------------
 
@@ -270,6 +278,8 @@ class BudgetManager(AdaptiveVerificationManager):
                 Arrival(
                     slots=landed.step.slots,
                     tenants=landed.step.tenants,
+                    judges=landed.step.judges,
+                    makes=landed.step.makes,
                     sampled=figures[:, depth + 1].astype(np.int64),
                     verified=figures[:, depth].astype(np.int64),
                     confidence=figures[:, :depth],

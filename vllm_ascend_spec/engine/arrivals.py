@@ -22,13 +22,18 @@ DEPTH = 4  # async scheduling runs at most two steps ahead
 
 @dataclass
 class InFlight:
-    """One step under way. slots, tenants: int [R]. buffer: its place in the ring."""
+    """One step under way; fields as in `ledger.Arrival`. buffer: its place in the ring.
+
+    context: whatever the caller wants to have back.
+    """
 
     slots: Ints
     tenants: Ints
-    buffer: int
+    judges: Ints
+    makes: Ints
     drafted: bool
     context: Any = None
+    buffer: int = -1
 
 
 @dataclass(frozen=True)

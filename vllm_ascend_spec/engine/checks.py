@@ -83,7 +83,7 @@ def check_and_apply(vllm_config: Any, options: Options) -> None:
             "num_speculative_tokens": config.num_speculative_tokens,
             "enable_adaptive_verification": config.enable_adaptive_verification or None,
         }
-    if vllm_config.model_config is not None:
+    if vllm_config.model_config is not None and vllm_config.load_config.load_format != "dummy":
         check(Plan(vllm_config.model_config.model, speculative, options))
     if options.adaptive is not None and config is not None:
         config.enable_adaptive_verification = options.adaptive

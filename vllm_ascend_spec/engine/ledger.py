@@ -23,13 +23,16 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 class Arrival:
     """One step as it reached the host, in batch order.
 
-    slots: int [R], request slots. tenants: int [R], who had each slot. sampled: int [R], tokens
-    emitted, 0 inside a prompt. verified: int [R], draft tokens verified. confidence: float [R, K]
-    of the drafts made after the step. drafted: whether any were made.
+    slots: int [R], request slots. tenants: int [R], who had each slot. judges, makes: int [R],
+    numbers of the drafting rounds that the step judged and made. sampled: int [R], tokens emitted,
+    0 inside a prompt. verified: int [R], draft tokens verified. confidence: float [R, K] of the
+    drafts made after the step. drafted: whether any were made.
     """
 
     slots: Ints
     tenants: Ints
+    judges: Ints
+    makes: Ints
     sampled: Ints
     verified: Ints
     confidence: npt.NDArray[np.float32]
@@ -43,8 +46,8 @@ class DraftLedger:
         self.controller = controller
         self.draft_tokens = draft_tokens
         self._tenants = np.zeros(max_requests, dtype=np.int64)
-        # The drafts that each slot has in hand, as they were recorded.
-        self._known = np.zeros(max_requests, dtype=np.bool_)
+        # The drafts that each slot has in hand, as they were recorded; round 0 is none.
+        self._round = np.zeros(max_requests, dtype=np.int64)
         self._scores = np.zeros((max_requests, draft_tokens), dtype=np.uint16)
         self._survival = np.zeros((max_requests, draft_tokens), dtype=np.uint16)
 
@@ -52,7 +55,7 @@ class DraftLedger:
         """A new request takes the slot."""
         self.controller.begin(slot, temperature, top_p)
         self._tenants[slot] += 1
-        self._known[slot] = False
+        self._round[slot] = 0
 
     def tenants(self, slots: Ints) -> Ints:
         """Who has the slots now, int [R]; compared with an arrival's when that is read."""
@@ -65,12 +68,10 @@ class DraftLedger:
         self._record(arrival, present)
         return int(arrival.sampled.sum())
 
-    def forget(self, slots: Ints) -> None:
-        """A step's arrival was lost: what the slots hold is not what the next verdict is about."""
-        self._known[slots] = False
-
     def _grade(self, arrival: Arrival, present: Bools) -> None:
-        judged = present & self._known[arrival.slots]
+        # A step that never arrived leaves a gap, and what follows it judges other drafts.
+        judged = present & (self._round[arrival.slots] == arrival.judges)
+        judged &= self._round[arrival.slots] > 0
         judged &= (arrival.verified > 0) & (arrival.sampled > 0)
         if not judged.any():
             return
@@ -89,5 +90,5 @@ class DraftLedger:
         made = (arrival.sampled[present] > 0) & arrival.drafted
         drafted = np.where(made, self.draft_tokens, 0)
         new = self.controller.record(slots, arrival.confidence[present], drafted)
-        self._known[slots] = made
+        self._round[slots] = np.where(made, arrival.makes[present], 0)
         self._scores[slots], self._survival[slots] = new.scores, new.survival

@@ -1,8 +1,9 @@
 """Measures the cost surface of a loaded engine with dummy steps, right after graph capture.
 
-vLLM measures one request a row at one context. Here each graph is timed at both ends of what it
-may hold, one row a request and K + 1 rows a request, at a short and a long context, and the LM
-head is timed as well: drafts then cost what they cost, and not what as many requests would.
+vLLM measures the forward pass at one context, with recurrent states that nobody reads, and the LM
+head is free. Here a short and a long context are timed, every dummy row has its state, and the LM
+head is timed as well. A dummy step still has as many requests as its graph was captured for; what
+that misjudges is corrected while serving (`budget.residual`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,11 @@ def probes(
     contexts = sorted({min(c, max_context - draft_tokens - 1) for c in CONTEXTS})
     for context in contexts:
         for rows in thin(ladder) + beyond:
-            for requests in sorted(_request_counts(rows, draft_tokens + 1, max_requests)):
+            counts = _request_counts(rows, draft_tokens + 1, max_requests)
+            if rows <= largest:
+                # A dummy step fills its graph with as many requests as that was captured for.
+                counts = {min(rows, max_requests)}
+            for requests in sorted(counts):
                 for turn in range(WARMUPS + REPLAYS):
                     yield Probe(rows, requests, context, turn < WARMUPS)
 
@@ -166,6 +171,19 @@ def build_surface(
 
 def _median(times: list[float]) -> float:
     return max(float(np.median(times)), 1e-4)
+
+
+def spread_states(block_tables: Sequence[torch.Tensor], columns: int, blocks: int) -> None:
+    """Give every row of a dummy request a block of its own, as far as the cache has them.
+
+    block_tables: int32 [requests, columns or more] of each cache group, changed in place. The
+    native GDN layout writes one state a row, into the block of that column.
+    """
+    for table in block_tables:
+        width = min(columns, table.shape[1])
+        rows = torch.arange(table.shape[0], dtype=torch.int32, device=table.device)
+        places = rows[:, None] * width + torch.arange(width, dtype=torch.int32, device=table.device)
+        table[:, :width] = 1 + places % max(blocks - 1, 1)
 
 
 def time_logits(runner: Any, sizes: list[int]) -> list[LogitsPoint]:

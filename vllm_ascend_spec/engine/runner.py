@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_ascend_spec.budget.planner import Limits
+from vllm_ascend_spec.engine import profiling
 from vllm_ascend_spec.engine.patching import Replacement
 from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.options import CONFIG_KEY, Options
@@ -43,6 +44,11 @@ def replacements() -> tuple[Replacement, ...]:
             target=f"{_RUNNER}.add_requests",
             reason="the manager is not told how a request samples, nor of its extra_args",
             make=_describe_after,
+        ),
+        Replacement(
+            target=f"{_RUNNER}.prepare_dummy_attn",
+            reason="dummy rows after the first write no recurrent state, and cost too little",
+            make=_with_state_columns,
         ),
         Replacement(
             target=f"{_SPECULATORS}.speculator:DraftModelSpeculator.observe_verification",
@@ -157,10 +163,33 @@ def _describe_after(original: Any) -> Any:
                 if new.sampling_params is not None:
                     slot = self.req_states.req_id_to_index[new.req_id]
                     params = new.sampling_params
-                    describe(slot, params.temperature, params.top_p, wants_adaptive(params))
+                    describe(slot, params.temperature, params.top_p, _wish(new.req_id, params))
         return result
 
     return _unwrapped(add_requests)
+
+
+def _with_state_columns(original: Any) -> Any:
+    @functools.wraps(original)
+    def prepare_dummy_attn(self: Any, input_batch: Any, valid_state_slots: bool = False) -> Any:
+        block_tables, slot_mappings = original(self, input_batch, valid_state_slots)
+        manager = getattr(self, "adaptive_verification", None)
+        if valid_state_slots and hasattr(manager, "describe_request"):
+            profiling.spread_states(
+                block_tables, self.num_speculative_steps + 1, self.kv_cache_config.num_blocks
+            )
+        return block_tables, slot_mappings
+
+    return _unwrapped(prepare_dummy_attn)
+
+
+def _wish(request: str, params: Any) -> bool:
+    try:
+        return wants_adaptive(params)
+    except UserError as error:
+        # Raised here it would end the engine, and every other request with it.
+        logger.error("Request %s: %s It is treated as adaptive.", request, error)
+        return True
 
 
 def wants_adaptive(sampling_params: Any) -> bool:

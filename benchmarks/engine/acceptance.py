@@ -1,0 +1,90 @@
+"""The benchmark's acceptance model: requests differ, and confidences know it, with noise.
+
+vLLM's synthetic acceptance has one rate for all requests, and confidences of dummy weights mean
+nothing. Here a request slot is easy or hard by its parity. Draft tokens that the model rejects
+reach rejection sampling as the placeholder -1, which it refuses; all others are accepted by vLLM's
+own synthetic mode at rate 1. A confidence is the request's true chance with normal noise on its
+logit. Switched on by the benchmark alone; no arm runs without it but the one without speculation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from vllm_ascend_spec.engine.patching import Replacement, declare
+
+EASY = (0.90, 0.80, 0.72, 0.65, 0.59, 0.54, 0.49)
+HARD = (0.55, 0.30, 0.17, 0.09, 0.05, 0.03, 0.02)
+NOISE = 0.5  # standard deviation of a confidence's logit around the true one
+
+_TARGET = "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler._verify"
+
+
+def conditional(unconditional: tuple[float, ...]) -> list[float]:
+    """Chance of each position given that every one before it was accepted."""
+    before = (1.0, *unconditional)
+    return [p / q for p, q in zip(unconditional, before, strict=False)]
+
+
+def chances(device: torch.device | str) -> torch.Tensor:
+    """float32 [2, 7]: conditional acceptance of easy (row 0) and hard (row 1) requests."""
+    return torch.tensor([conditional(EASY), conditional(HARD)], device=device)
+
+
+def install() -> None:
+    """Declare the replacement; before the engine is built."""
+    declare(
+        Replacement(
+            target=_TARGET,
+            reason="benchmark: acceptance differs from request to request",
+            make=_with_coins,
+        )
+    )
+
+
+def speculative_options(draft_tokens: int) -> dict[str, Any]:
+    """What an arm's speculative config says about acceptance."""
+    return {
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [1.0] * draft_tokens,
+    }
+
+
+def noisy_confidences(manager: Any) -> None:
+    """Let this adaptive manager see the model's confidences instead of the drafter's."""
+    record: Callable[[torch.Tensor, Any], None] = manager.record_confidences
+    table = torch.logit(chances(manager.req_states.device))
+
+    def record_noisy(confidence: torch.Tensor, input_batch: Any) -> None:
+        slots = input_batch.idx_mapping
+        true = table[slots % 2, : confidence.shape[1]]
+        noise = NOISE * torch.randn_like(true)
+        record(torch.sigmoid(true + noise).to(confidence.dtype), input_batch)
+
+    manager.record_confidences = record_noisy
+
+
+def _with_coins(original: Any) -> Any:
+    tables: dict[torch.device, torch.Tensor] = {}
+
+    def _verify(self: Any, *args: Any, **named: Any) -> Any:
+        values = dict(zip(_NAMES, args, strict=False)) | named
+        drafts = values["verify_draft_sampled"]
+        table = tables.setdefault(drafts.device, chances(drafts.device))
+        position = values["expanded_local_pos"].long()
+        rate = table[values["expanded_idx_mapping"] % 2, (position - 1).clamp(min=0)]
+        kept = (torch.rand_like(rate) < rate) | (position == 0)
+        values["verify_draft_sampled"] = torch.where(kept, drafts, -1)
+        return original(self, **values)
+
+    return _verify
+
+
+_NAMES = (
+    "logits", "draft_logits", "draft_sampled", "pos", "cu_num_logits", "idx_mapping",
+    "idx_mapping_np", "expanded_idx_mapping", "expanded_local_pos", "seq_lens_upper_bound_np",
+    "verify_draft_sampled",
+)  # fmt: skip

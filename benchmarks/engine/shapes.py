@@ -1,0 +1,101 @@
+"""Checkpoint folders without weights: shapes of real models for `load_format="dummy"`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 151_936
+DRAFTER_LAYERS = 5
+
+
+def hybrid(layers: int) -> dict[str, Any]:
+    """Widths of Qwen3.5-9B: GDN and full attention 3:1, 16 key and 32 value heads of 128."""
+    return {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "dtype": "bfloat16",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "layer_types": [
+            "full_attention" if i % 4 == 3 else "linear_attention" for i in range(layers)
+        ],
+        "mamba_ssm_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 32768,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+        },
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    }
+
+
+def dense(layers: int) -> dict[str, Any]:
+    """Widths of Qwen3-8B."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "dtype": "bfloat16",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 32768,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    }
+
+
+def drafter(method: str, target_layers: int, draft_tokens: int = 7) -> dict[str, Any]:
+    """DSpark (K rows, Markov and confidence heads) or DFlash (K + 1 rows) for either target."""
+    config = dense(DRAFTER_LAYERS)
+    # Three depths, as published drafters read them: early, middle, late.
+    read = [1, target_layers // 2, target_layers - 1]
+    config |= {"draft_vocab_size": VOCABULARY, "target_hidden_size": 4096}
+    if method == "dspark":
+        return config | {
+            "architectures": ["Qwen3DSparkModel"],
+            "block_size": draft_tokens,
+            "target_layer_ids": read,
+            "mask_token_id": 4,
+            "markov_rank": 256,
+            "markov_head_type": "vanilla",
+            "enable_confidence_head": True,
+            "confidence_head_with_markov": True,
+            "sample_from_anchor": True,
+        }
+    return config | {
+        "architectures": ["DFlashDraftModel"],
+        "block_size": draft_tokens + 1,
+        "dflash_config": {"mask_token_id": 4, "target_layer_ids": read},
+    }
+
+
+def write(folder: Path, config: dict[str, Any]) -> Path:
+    """A checkpoint folder that holds only `config.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    return folder

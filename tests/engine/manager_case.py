@@ -1,0 +1,110 @@
+"""Child process of test_budget_manager.py: the manager alone, on the CPU engine's torch.
+
+Prints one JSON object: what the runner would get from it, step by step.
+"""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from vllm_ascend_spec.engine import cpu
+
+K = 4
+REQUESTS = ["a", "b", "c"]
+# Survivals 0.9 0.81 0.73 0.66 | 0.8 0.64 0.51 0.05 | 0.6 0.06 ...: the best 8 are 4, 3 and 1.
+CONFIDENCES = [[0.9, 0.9, 0.9, 0.9], [0.8, 0.8, 0.8, 0.1], [0.6, 0.1, 0.1, 0.1]]
+
+
+def main() -> None:
+    cpu.enable()
+    import torch
+    import vllm.v1.worker.cpu.shm  # noqa: F401  # stands in for streams and events
+    from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
+
+    from vllm_ascend_spec.budget.planner import Limits
+    from vllm_ascend_spec.engine.adaptive import BudgetManager
+
+    states = SimpleNamespace(
+        num_speculative_steps=K,
+        device=torch.device("cpu"),
+        max_num_reqs=4,
+        max_num_batched_tokens=64,
+        max_model_len=128,
+        req_id_to_index={"a": 2, "b": 0, "c": 3},
+        num_computed_tokens_np=np.array([20, 20, 20, 20]),
+        prefill_len=SimpleNamespace(np=np.array([10, 10, 10, 10])),
+    )
+    upstream = AdaptiveVerificationManager(
+        states, torch.zeros(5, dtype=torch.int32), 1, max_total_logits=1000
+    )
+    limits = Limits(K, 4, 64, max_draft_rows=8)
+    manager = BudgetManager(upstream, "dspark", limits, lockstep=False, may_skip=True, runner=None)
+    print(json.dumps(play(manager, torch)))
+
+
+def play(manager: Any, torch: Any) -> dict[str, Any]:
+    """A round of drafts, the worked example, a request that opts out, a round that is skipped."""
+    slots = np.array([2, 0, 3])
+    batch = SimpleNamespace(num_reqs=3, idx_mapping=torch.from_numpy(slots), idx_mapping_np=slots)
+    for slot in slots:
+        manager.add_request(int(slot))
+        manager.describe_request(int(slot), 0.0, 1.0, adaptive=True)
+    one, drafts = torch.ones(3, dtype=torch.int32), torch.tensor(CONFIDENCES)
+    manager.observe_verdict(one)
+    manager.record_confidences(drafts, batch)
+    found = {"worked": step(manager, torch, batch)}
+    manager.observe_verdict(torch.tensor([4, 3, 1], dtype=torch.int32))
+    manager.record_confidences(drafts, batch)
+
+    manager.describe_request(3, 0.0, 1.0, adaptive=False)
+    manager.observe_verdict(one)
+    manager.record_confidences(drafts, batch)
+    found["opted_out"] = step(manager, torch, batch)
+    manager.describe_request(3, 0.0, 1.0, adaptive=True)
+
+    nan = torch.tensor(CONFIDENCES)
+    nan[0] = float("nan")
+    manager.observe_verdict(one)
+    manager.record_confidences(nan, batch)
+    found["nan"] = step(manager, torch, batch)
+    found["invalid"] = manager.controller.counters.invalid
+
+    manager._planned = skipped(manager._planned)
+    manager.observe_verdict(one)
+    manager.record_confidences(drafts, batch)
+    found["skipped"] = step(manager, torch, batch)
+    counters = manager.controller.counters
+    found["counters"] = {n: getattr(counters, n) for n in ("drafted", "verified", "accepted")}
+    return found
+
+
+def skipped(planned: Any) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(planned, draft_next=False)
+
+
+def step(manager: Any, torch: Any, batch: Any) -> dict[str, Any]:
+    """One step as the runner plays it, up to the row layout."""
+    total = manager.get_num_tokens(
+        dict.fromkeys(REQUESTS, K + 1), {name: [-1] * K for name in REQUESTS}
+    )
+    drafts = np.full(3, K)
+    lengths, _ = manager.compact_batch(drafts, drafts + 1, np.arange(4) * (K + 1))
+    logits, starts, budget = manager.reallocate_drafts(REQUESTS, batch.idx_mapping)
+    return {
+        "total": total,
+        "host": lengths.tolist(),
+        "budget": budget,
+        "query_start_loc": starts.tolist(),
+        "cu_num_logits": logits.tolist(),
+        "lengths": torch.diff(starts[:4]).tolist(),
+    }
+
+
+if __name__ == "__main__":
+    main()
