@@ -7,6 +7,7 @@ waits between pipes. CANN's compiler has not seen this code, and no NPU has run 
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from vllm_ascend_spec.kernels.gdn_verify import ascend_cube
 from vllm_ascend_spec.kernels.gdn_verify.naive import gdn_verify
 
 HERE = Path(__file__).parent
@@ -217,6 +219,23 @@ def test_binding_is_well_typed_against_torch_npu() -> None:
     command = ["g++", "-std=c++20", "-fsyntax-only", *(f"-I{folder}" for folder in folders)]
     done = subprocess.run([*command, str(SOURCE / "binding.cpp")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_without_the_library_the_wrapper_says_how_to_build_it() -> None:
+    assert "ASCEND_HOME_PATH" in str(ascend_cube.unavailable())
+    problem = Problem([1], [1], 1, torch.float32)
+    rows = problem.q, problem.k, problem.v, problem.log_decay, problem.beta
+    places = problem.starts, problem.table, problem.accepted
+    with pytest.raises(ascend_cube.NotBuiltError, match="--no-build-isolation"):
+        ascend_cube.gdn_verify(*rows, problem.states, *places)
+
+
+def test_wrapper_and_binding_agree_on_the_operators_name_and_arguments() -> None:
+    text = " ".join((SOURCE / "binding.cpp").read_text("utf-8").replace('"', "").split())
+    schema = text[text.index("library.def( ") : text.index("-> Tensor)")]
+    names = re.findall(r"(?:Tensor(?:\(a!\))?|float) (\w+)", schema)
+    parameters = list(inspect.signature(ascend_cube.gdn_verify).parameters)
+    assert names == [*parameters, "scale"]
 
 
 def test_a_cann_without_the_ascendc_compiler_leaves_the_folder_out(tmp_path: Path) -> None:
