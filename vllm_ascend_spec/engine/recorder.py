@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from vllm_ascend_spec.drafters.methods import Confidence
-from vllm_ascend_spec.engine import patching
+from vllm_ascend_spec.engine import patching, runner
 
 DRAIN_INTERVAL = 8
 ONLINE_ESTIMATE = "online estimate"
@@ -217,6 +217,8 @@ def install(recorder: Recorder) -> Recorder:
     """Make `recorder` the observer of this process, in place of any earlier one."""
     global _active
     patching.declare(*REPLACEMENTS)
+    if _observe_selector not in runner.draft_observers:
+        runner.draft_observers.append(_observe_selector)
     _active = recorder
     return recorder
 
@@ -259,18 +261,17 @@ def _confidence_head_always_on(original: Any) -> Any:
     return load_draft_model
 
 
-def _observed_selector(original: Any) -> Any:
-    def _generate_draft(self: Any, num_reqs: int, *args: Any, **kwargs: Any) -> None:
-        original(self, num_reqs, *args, **kwargs)
-        if _active is not None and not self.enable_adaptive_verification:
-            rows = num_reqs * self.num_speculative_steps
-            self._maybe_predict_acceptance(
-                self.candidate_sampler.scores[:num_reqs].flatten(0, 1),
-                self.sample_idx_mapping[:rows],
-                self.sample_col[:rows],
-            )
-
-    return _generate_draft
+def _observe_selector(speculator: Any, num_reqs: int) -> None:
+    """DFlash 2 passes its selector's scores on under adaptive verification only."""
+    sampler = getattr(speculator, "candidate_sampler", None)
+    if _active is None or sampler is None or speculator.enable_adaptive_verification:
+        return
+    rows = num_reqs * speculator.num_speculative_steps
+    speculator._maybe_predict_acceptance(
+        sampler.scores[:num_reqs].flatten(0, 1),
+        speculator.sample_idx_mapping[:rows],
+        speculator.sample_col[:rows],
+    )
 
 
 REPLACEMENTS = (
@@ -288,10 +289,5 @@ REPLACEMENTS = (
         target=f"{_SPECULATORS}.dspark.speculator:DSparkSpeculator.load_draft_model",
         reason="the confidence head only runs under adaptive verification; observe it always",
         make=_confidence_head_always_on,
-    ),
-    patching.Replacement(
-        target=f"{_SPECULATORS}.dflash2.speculator:DFlash2Speculator._generate_draft",
-        reason="selector scores are only passed on under adaptive verification",
-        make=_observed_selector,
     ),
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,11 @@ _BLOCK_CLASSES = {
     "dspark": "DSparkSpeculator",
     "dflash2": "DFlash2Speculator",
 }
+
+
+# Called with (speculator, requests) after a block drafter has drafted. One target takes one
+# replacement, so whoever wants to look as well looks from here.
+draft_observers: list[Callable[[Any, int], None]] = []
 
 
 def replacements() -> tuple[Replacement, ...]:
@@ -259,8 +265,11 @@ def _skip_block(original: Any) -> Any:
 def _unless_skipped(original: Any) -> Any:
     @functools.wraps(original)
     def generate_draft(self: Any, *args: Any, **named: Any) -> None:
-        if not getattr(self, "ascend_spec_skips", False):
-            original(self, *args, **named)
+        if getattr(self, "ascend_spec_skips", False):
+            return
+        original(self, *args, **named)
+        for observe in draft_observers:
+            observe(self, args[0] if args else named["num_reqs"])
 
     return _unwrapped(generate_draft)
 
