@@ -55,14 +55,15 @@ WARP_FN void fold_if_due(const Arguments& x, const Work& w, const Pending& pendi
   if (w.flush != 0 && w.pending > 0) fold<kWide>(x, w, pending);
 }
 
-// kDepth tiles are asked for before anything else is done, and kept in flight. A warp serves one
-// half of a head, or both in turn.
-template <bool kWide, int kDepth, int kHalves>
+// kDepth tiles are asked for before anything else is done, and kept in flight; kPrefetch brings all
+// of them into L2 at once. A warp serves one half of a head, or both in turn.
+template <bool kWide, int kDepth, int kHalves, bool kPrefetch>
 WARP_FN void step_direct(const Arguments& x, int unit) {
   constexpr int kHalfBytes = kHalf * kDim * StateTile<kWide>::kStateBytes;
   Work w(x, kHalves == 1 ? unit : 2 * unit);
   if (w.num_rows == 0) return;
   const char* const state_at = half_state<kWide>(x, w);
+  if (kPrefetch) warp::prefetch(state_at, kHalves * kHalfBytes);
   StateTile<kWide> ahead[kDepth];
 #pragma unroll
   for (int tile = 0; tile < kDepth; ++tile) ahead[tile].template load<true>(state_at, tile);

@@ -5,12 +5,12 @@
 
 namespace {
 
-template <bool kWide, int kWarps, int kBlocks, int kDepth, int kHalves>
+template <bool kWide, int kWarps, int kBlocks, int kDepth, int kHalves, bool kPrefetch>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks)
     direct_kernel(const __grid_constant__ gdn::Arguments x) {
   const int unit = blockIdx.x * kWarps + (threadIdx.x >> 5);
   if (unit < 2 / kHalves * x.requests * x.value_heads)
-    gdn::step_direct<kWide, kDepth, kHalves>(x, unit);
+    gdn::step_direct<kWide, kDepth, kHalves, kPrefetch>(x, unit);
 }
 
 template <bool kWide, int kWarps, int kBlocks, int kBuffers>
@@ -35,9 +35,11 @@ struct Variant {
   int blocks_per_sm;  // of a persistent grid; 0: one block for every `warps` items
 };
 
-template <bool kWide, int kWarps, int kBlocks, int kDepth, int kHalves = 1>
+template <bool kWide, int kWarps, int kBlocks, int kDepth, int kHalves = 1, bool kPrefetch = false>
 constexpr Variant direct(const char* name) {
-  return {name, kWide, direct_kernel<kWide, kWarps, kBlocks, kDepth, kHalves>, kWarps, 0, kHalves, 0};
+  return {name,   kWide, direct_kernel<kWide, kWarps, kBlocks, kDepth, kHalves, kPrefetch>,
+          kWarps, 0,     kHalves,
+          0};
 }
 
 template <bool kWide, int kWarps, int kBlocks, int kBuffers>
@@ -59,6 +61,10 @@ const Variant kVariants[] = {
     direct<false, 4, 3, 2>("direct w4 b3 d2"),
     direct<false, 4, 2, 4>("direct w4 b2 d4"),
     direct<false, 1, 12, 2>("direct w1 b12 d2"),
+    direct<false, 4, 3, 1, 1, true>("direct w4 b3 d1 L2"),
+    direct<false, 4, 4, 1, 1, true>("direct w4 b4 d1 L2"),
+    direct<false, 4, 2, 2, 1, true>("direct w4 b2 d2 L2"),
+    direct<false, 4, 3, 1, 2, true>("direct w4 b3 d1 whole heads L2"),
     direct<false, 4, 3, 1, 2>("direct w4 b3 d1 whole heads"),
     direct<false, 4, 2, 2, 2>("direct w4 b2 d2 whole heads"),
     direct<false, 2, 6, 1, 2>("direct w2 b6 d1 whole heads"),
@@ -72,6 +78,9 @@ const Variant kVariants[] = {
     direct<true, 4, 2, 2>("direct w4 b2 d2"),
     direct<true, 1, 8, 1>("direct w1 b8 d1"),
     direct<true, 4, 3, 1>("direct w4 b3 d1"),
+    direct<true, 4, 2, 1, 1, true>("direct w4 b2 d1 L2"),
+    direct<true, 4, 3, 1, 1, true>("direct w4 b3 d1 L2"),
+    direct<true, 2, 4, 1, 2, true>("direct w2 b4 d1 whole heads L2"),
     direct<true, 2, 4, 1, 2>("direct w2 b4 d1 whole heads"),
     copied<true, 2, 3, 1>("copied w2 b3", false),
     copied<true, 1, 6, 1>("copied w1 b6", false),

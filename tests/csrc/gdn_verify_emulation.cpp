@@ -13,7 +13,7 @@ struct Variant {
 template <bool kWide, int kDepth, int kHalves>
 void direct(const gdn::Arguments& x, int units) {
   for (int unit = 0; unit < units / kHalves; ++unit)
-    warp::run([&] { gdn::step_direct<kWide, kDepth, kHalves>(x, unit); });
+    warp::run([&] { gdn::step_direct<kWide, kDepth, kHalves, true>(x, unit); });
 }
 
 // Three persistent warps.

@@ -1,4 +1,4 @@
-"""CUDA kernels of csrc/cuda compiled for the CPU, where fibers stand for a block's threads."""
+"""CUDA kernels of csrc/cuda: built with nvcc for a GPU, or for the CPU, with fibers as threads."""
 
 from __future__ import annotations
 
@@ -23,6 +23,20 @@ def emulated(kernel: str) -> Path:
     subprocess.run(
         ["g++", "-O2", "-std=c++17", "-shared", "-fPIC", f"-I{ROOT / 'csrc/cuda'}",
          f"-I{ROOT / 'tests/csrc'}", ROOT / f"tests/csrc/{kernel}_emulation.cpp", "-o", path],
+        check=True,
+    )  # fmt: skip
+    return path
+
+
+@functools.cache
+def built(kernel: str) -> Path:
+    """csrc/cuda/<kernel>.cu for the GPU of this host; skips the test where there is no nvcc."""
+    if shutil.which("nvcc") is None:
+        pytest.skip("the CUDA kernel is built with nvcc")
+    path = Path(tempfile.mkdtemp()) / f"{kernel}.so"
+    subprocess.run(
+        ["nvcc", "-O3", "-std=c++17", "-arch=native", "-Xcompiler", "-fPIC", "-shared",
+         ROOT / f"csrc/cuda/{kernel}.cu", "-o", path],
         check=True,
     )  # fmt: skip
     return path

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,7 +28,8 @@ class Step:
 @dataclass
 class Setting:
     """Model and data of a run. slow: weak decays, so that old rows count; similar: how alike keys
-    are (1: all equal), with gates near 1, which makes the small system ill-conditioned."""
+    are (1: all equal), with gates near 1, which makes the small system ill-conditioned. kernel:
+    takes the arguments of `replay.replay_verify` up to max_rows; None: that one, with `config`."""
 
     layout: ReplayLayout
     max_rows: int = 8
@@ -36,6 +39,7 @@ class Setting:
     spare_slots: int = 2
     config: replay.ReplayConfig | None = None
     out_dtype: torch.dtype = torch.float32
+    kernel: Callable[..., Tensor] | None = None
 
 
 @dataclass
@@ -121,9 +125,10 @@ class Run:
         out = torch.full((tokens, *v.shape[1:]), POISON, device=self.device)
         out = out.to(self.setting.out_dtype)
         before = self.cache.state.clone()
-        replay.replay_verify(
+        kernel = self.setting.kernel or partial(replay.replay_verify, config=self.setting.config)
+        kernel(
             q, k, v, a, b, self.A_log, self.dt_bias, query_start_loc, slot_tensor, cursor,
-            self.cache, out, self.setting.max_rows, config=self.setting.config,
+            self.cache, out, self.setting.max_rows,
         )  # fmt: skip
         written = torch.zeros(tokens, dtype=torch.bool)
         got, exact, native = [], [], []

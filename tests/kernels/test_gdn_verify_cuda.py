@@ -1,0 +1,131 @@
+"""The CUDA kernel of the replay layout against float64: on a GPU, or emulated on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import gdn_schedule as schedule
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.gdn_verify import cuda
+from kernels.gdn_verify.layout import ReplayCache, ReplayLayout
+from tests.kernels.emulation import HAS_CXX, built, emulated
+
+REQUESTS, DIM = 3, 128
+DTYPES = [torch.bfloat16, torch.float32]
+ON_GPU = torch.cuda.is_available()
+pytestmark = pytest.mark.skipif(not (ON_GPU or HAS_CXX), reason="the emulation is built with g++")
+# Outputs are bf16; a wrong row or decay shows at 1e-1.
+OUT_LIMIT = 1e-2
+STATE_LIMITS = {torch.bfloat16: 1e-2, torch.float32: 2e-5}
+
+
+@cache
+def library() -> cuda.Library:
+    return cuda.Library(built("gdn_verify") if ON_GPU else emulated("gdn_verify"))
+
+
+def kernel(variant: cuda.Variant) -> Callable[..., torch.Tensor]:
+    def run(*arguments: Any) -> torch.Tensor:
+        return cuda.replay_verify(*arguments, DIM**-0.5, library(), variant)
+
+    return run
+
+
+def of_dtype(dtype: torch.dtype) -> list[cuda.Variant]:
+    return [v for v in library().variants if v.state_dtype == dtype]
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[schedule.Step]:
+    """Any mix of 0..8 rows, padding in between, forced flushes."""
+    result = []
+    for _ in range(draw(st.integers(2, 4))):
+        rows = tuple(draw(st.integers(0, 8)) for _ in range(REQUESTS))
+        accepted = tuple(draw(st.integers(1, max(n, 1))) for n in rows)
+        order = draw(st.permutations([*range(REQUESTS), *[None] * draw(st.integers(0, 2))]))
+        forced = tuple(r for r in range(REQUESTS) if draw(st.booleans()))
+        result.append(schedule.Step(rows, accepted, tuple(order), forced))
+    return result
+
+
+def setting(
+    variant: cuda.Variant, heads: tuple[int, int], ring: int, seed: int
+) -> schedule.Setting:
+    layout = ReplayLayout(*heads, DIM, DIM, ring, variant.state_dtype)
+    return schedule.Setting(
+        layout, seed=seed, out_dtype=torch.bfloat16, kernel=kernel(variant),
+        config=schedule.replay.ReplayConfig(heads=1, block_v=64),
+    )  # fmt: skip
+
+
+def check(errors: schedule.Errors, dtype: torch.dtype) -> None:
+    assert errors.out < OUT_LIMIT, errors
+    assert errors.state < STATE_LIMITS[dtype], errors
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(1, 2), (2, 2), (1, 4)])
+@settings(max_examples=3, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 2**16))
+def test_schedules_match_float64(
+    data: st.DataObject,
+    seed: int,
+    heads: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    variant = data.draw(st.sampled_from(of_dtype(dtype)))
+    run = setting(variant, heads, data.draw(st.sampled_from([16, 24, 32])), seed)
+    check(schedule.run(run, REQUESTS, data.draw(steps()), device), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_launch_cut_on_a_ring_that_wraps(dtype: torch.dtype, device: torch.device) -> None:
+    """Mixed rows, a padding entry, up to 24 pending rows, flushes by the cursor alone."""
+    mixed = schedule.Step((8, 1, 6), (6, 1, 6), (2, None, 0, 1))
+    for variant in of_dtype(dtype):
+        errors = schedule.run(setting(variant, (1, 2), 32, 3), REQUESTS, [mixed] * 6, device)
+        check(errors, dtype)
+        assert errors.flushes > 0, variant
+        assert errors.out <= errors.native_out * (1 + 2**-7), (variant, errors)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_launch_cuts_agree(dtype: torch.dtype, device: torch.device) -> None:
+    """The arithmetic is the same whatever brings the state: results are equal bit for bit."""
+    mixed = schedule.Step((8, 1, 6), (6, 1, 6), (2, None, 0, 1))
+    runs = []
+    for variant in of_dtype(dtype):
+        state = schedule.Run(setting(variant, (1, 2), 32, 5), REQUESTS, device)
+        for _ in range(3):
+            state.step(mixed)
+        runs.append((state.errors.outputs, state.cache.updates.nan_to_num(5.0)))
+    for outputs, updates in runs[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(outputs, runs[0][0], strict=True))
+        assert torch.equal(updates, runs[0][1])
+
+
+def small(dtype: torch.dtype, **changes: Any) -> tuple[ReplayCache, torch.Tensor, torch.Tensor]:
+    shape = {"key_heads": 1, "value_heads": 2, "ring_rows": 16} | changes
+    cache_of = ReplayLayout(state_dtype=dtype, **shape).allocate(2, "cpu")
+    out = torch.zeros(1, 2, cache_of.state.shape[2], dtype=torch.bfloat16)
+    return cache_of, out, torch.zeros(1, 2, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "reason"),
+    [
+        ({"key_dim": 64}, 8, "head dimensions are 64 and 128"),
+        ({"ring_rows": 48}, 8, "a ring of 48"),
+        ({"ring_rows": 32}, 16, "16 rows a step"),
+    ],
+)
+def test_says_what_it_cannot_take(changes: dict[str, int], rows: int, reason: str) -> None:
+    assert reason in str(cuda.obstacle(*small(torch.bfloat16, **changes), rows))
+    assert cuda.obstacle(*small(torch.bfloat16), 8) is None
