@@ -26,9 +26,8 @@ CASES = (
 TUNINGS = tuple(
     kernel.Tiling(*values)
     for values in (
-        (4096, 8, 32, 4, False), (4096, 8, 32, 4, True), (2048, 4, 32, 4, True),
-        (4096, 8, 32, 8, False), (2048, 4, 32, 8, False), (2048, 4, 32, 8, True),
-        (2048, 4, 64, 8, True), (2048, 4, 16, 8, True), (1024, 2, 32, 8, True),
+        (4096, 8, 32, 4, True), (2048, 4, 32, 4, True), (2048, 4, 32, 8, False),
+        (2048, 4, 32, 8, True), (2048, 4, 64, 8, True), (1024, 2, 32, 8, True),
         (4096, 8, 16, 4, True),
     )
 )  # fmt: skip
@@ -80,7 +79,8 @@ def measure(rows: int, vocabulary: int, dtype: torch.dtype, options: Any) -> lis
         {"case": case, "metric": "bandwidth", "unit": "TB/s",
          "value": sets[0].nbytes / found.us / 1e6, "baseline": sets[0].nbytes / roof.us / 1e6},
     ]  # fmt: skip
-    for tiling in TUNINGS if options.tune and barred else ():
+    tuned = options.tune and barred and dtype == torch.bfloat16  # bound by arithmetic, not bytes
+    for tiling in TUNINGS if tuned else ():
         name = f"{tiling.lane_bytes} B x {tiling.num_warps} warps x {tiling.programs_per_core}"
         name += f", group {tiling.group}{', ahead' if tiling.ahead else ''}"
         verify(sets[0], tiling)
