@@ -1,4 +1,4 @@
-"""The command line: `vllm-ascend-spec demo | doctor | generate | patches | serve`.
+"""The command line: `vllm-ascend-spec demo | doctor | generate | patches | profile | serve`.
 
 Nothing heavy is imported before a command needs it, so that `--help` answers at once.
 """
@@ -105,6 +105,38 @@ def generate(
         ),
         as_json=json_output,
     )
+
+
+@app.command()
+def profile(
+    model: Annotated[str, typer.Argument(help="Model directory, or a name of the zoo.")],
+    out: Annotated[Path, typer.Option(help="Where the cost surface goes (JSON).")],
+    html_path: Annotated[Path | None, typer.Option("--html", help="Plot it here.")] = None,
+    method: Annotated[str, typer.Option(help="mtp, eagle3, dflash, dspark, dflash2.")] = "dspark",
+    draft: Annotated[str, typer.Option(help="Drafter directory; the zoo's own is found.")] = "",
+    k: Annotated[int, typer.Option("-k", min=1, help="Draft tokens a step.")] = 7,
+    platform: PlatformOption = Platform.AUTO,
+    engine_args: Annotated[
+        str, typer.Option(help="More of vLLM's engine arguments, as a JSON object.")
+    ] = "{}",
+) -> None:
+    """Measure what a step costs on this machine, for ascend_spec.cost_surface."""
+    from vllm_ascend_spec.engine import generate as engine_generate
+    from vllm_ascend_spec.engine import profile as engine_profile
+
+    request = engine_generate.Request(
+        model=model,
+        prompts=[],
+        platform=platform.value,
+        method=method,
+        draft=draft or None,
+        draft_tokens=k,
+        adaptive=True,
+        max_tokens=1,
+        temperature=0.0,
+    )
+    engine = engine_profile.engine_arguments(engine_args)
+    raise typer.Exit(engine_profile.run(request, out, html_path, engine))
 
 
 @app.command()

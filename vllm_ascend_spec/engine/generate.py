@@ -38,7 +38,7 @@ def run(request: Request, as_json: bool) -> None:
         UserError: no prompt, an unknown method, or a drafter that is needed and not given.
     """
     prompts = request.prompts or _prompts_from_stdin()
-    speculative = _speculative_config(request)
+    speculative = speculative_config(request)
     platform = launch.set_up(request.platform)
     llm = launch.make_llm(
         model_path(request.model),
@@ -75,7 +75,7 @@ def _prompts_from_stdin() -> list[str]:
     return prompts
 
 
-def _speculative_config(request: Request) -> dict[str, Any] | None:
+def speculative_config(request: Request) -> dict[str, Any] | None:
     if request.method == "none":
         if request.draft or request.adaptive:
             raise UserError("--draft and --adaptive need --method")
