@@ -30,18 +30,32 @@ struct Prepared {
   }
 };
 
-// A half head at work: its inputs, and its results tile by tile.
+// What a half head needs besides its state, asked for before the small system is solved.
+template <bool kWide>
+struct HalfInputs {
+  Values v;
+  PendingBlock<kWide> block;
+
+  WARP_FN void load(const Arguments& x, const Work& w) {
+    v.load(x, w);
+    block.load(x, w, 0);
+  }
+};
+
+// A half head at work: its results, tile by tile.
 template <bool kWide>
 struct HalfHead {
   const Prepared<kWide>& head;
-  const Values v;
+  const Values& v;
   const Right<kWide> inverse, carry;
   float y[kTiles][2][4];
   Results<kWide> results;
 
-  WARP_FN HalfHead(const Arguments& x, const Work& w, const Prepared<kWide>& prepared)
-      : head(prepared), v(x, w), inverse(prepared.system.inverse), carry(prepared.system.carry), y{} {
-    apply_pending<kWide>(x, w, head.rows, head.products, head.system, head.pending, y);
+  WARP_FN HalfHead(const Arguments& x, const Work& w, const Prepared<kWide>& prepared,
+                   HalfInputs<kWide>& inputs)
+      : head(prepared), v(inputs.v), inverse(prepared.system.inverse),
+        carry(prepared.system.carry), y{} {
+    apply_pending<kWide>(x, w, head.rows, head.products, head.system, head.pending, inputs.block, y);
   }
 
   WARP_FN void finish(const StateTile<kWide>& state, int tile) {
@@ -67,11 +81,16 @@ WARP_FN void step_direct(const Arguments& x, int unit) {
   StateTile<kWide> ahead[kDepth];
 #pragma unroll
   for (int tile = 0; tile < kDepth; ++tile) ahead[tile].template load<true>(state_at, tile);
+  HalfInputs<kWide> inputs;
+  inputs.load(x, w);
   const Prepared<kWide> prepared(x, w);
 #pragma unroll 1
   for (int half = 0; half < kHalves; ++half) {
-    if (kHalves > 1) w.half = half;
-    HalfHead<kWide> work(x, w, prepared);
+    if (half > 0) {
+      w.half = half;
+      inputs.load(x, w);
+    }
+    HalfHead<kWide> work(x, w, prepared, inputs);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       work.finish(ahead[tile % kDepth], tile);
@@ -120,8 +139,10 @@ WARP_FN void steps_copied(const Arguments& x, char* buffers, uint64_t* barriers,
     if (kBuffers > 1 && copy_next)
       copier.start(following, buffers + following * kBytes, half_state<kWide>(x, next), kBytes);
     if (w.num_rows) {
+      HalfInputs<kWide> inputs;
+      inputs.load(x, w);
       const Prepared<kWide> prepared(x, w);
-      HalfHead<kWide> work(x, w, prepared);
+      HalfHead<kWide> work(x, w, prepared, inputs);
       copier.wait(buffer);
       finish_copied<kWide>(work, buffers + buffer * kBytes);
       if (kBuffers == 1 && copy_next)

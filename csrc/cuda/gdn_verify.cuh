@@ -126,34 +126,46 @@ WARP_FN void append(const Arguments& x, const Work& w, const Rows& rows, const P
   StateTile<kWide>::store_channels(key_at(x, w, place), rows.k);
 }
 
-// The part of Y = X S^T that pending rows add to the committed state, per tile: K, then Q.
+// Eight pending rows: the key of row g, and the updates of rows 2 c and 2 c + 1.
 template <bool kWide>
-WARP_FN void apply_pending(const Arguments& x, const Work& w, const Rows& rows, const Products& p,
-                           const System& s, const Pending& pending, float (&y)[kTiles][2][4]) {
-  const int lane = warp::lane(), g = lane >> 2, c = lane & 3;
-  const float from_start = expf(s.running);
-  const float factor[2] = {p.k_norm * from_start, p.q_norm * from_start};
-  for (int first = 0; first < w.pending; first += 8) {
-    uint32_t keys[16];
+struct PendingBlock {
+  uint32_t keys[16];
+  Updates<kWide> updates;
+
+  WARP_FN void load(const Arguments& x, const Work& w, int first) {
+    const int g = warp::lane() >> 2, c = warp::lane() & 3;
     clear(keys);
     if (first + g < w.pending)
       StateTile<kWide>::load_channels(key_at(x, w, w.place(x, first + g)), keys);
-    Updates<kWide> updates;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int row = first + 2 * c + e;
       updates.load(e, update_at<kWide>(x, w, w.place(x, row)), row < w.pending);
     }
+  }
+};
+
+// The part of Y = X S^T that pending rows add to the committed state, per tile: K, then Q.
+// `block` holds the first eight rows.
+template <bool kWide>
+WARP_FN void apply_pending(const Arguments& x, const Work& w, const Rows& rows, const Products& p,
+                           const System& s, const Pending& pending, PendingBlock<kWide>& block,
+                           float (&y)[kTiles][2][4]) {
+  const int c = warp::lane() & 3;
+  const float from_start = expf(s.running);
+  const float factor[2] = {p.k_norm * from_start, p.q_norm * from_start};
+  for (int first = 0; first < w.pending; first += 8) {
     float weights[4] = {};
-    multiply_rows(rows, keys, weights);
+    multiply_rows(rows, block.keys, weights);
 #pragma unroll
     for (int n = 0; n < 4; ++n)
       weights[n] *= factor[n >> 1] * warp::shuffle(pending.weight, (first + 2 * c + (n & 1)) & 31);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      updates.apply(tile, y[tile][0], weights);
-      updates.apply(tile, y[tile][1], weights + 2);
+      block.updates.apply(tile, y[tile][0], weights);
+      block.updates.apply(tile, y[tile][1], weights + 2);
     }
+    if (first + 8 < w.pending) block.load(x, w, first + 8);
   }
 }
 
@@ -161,7 +173,7 @@ WARP_FN void apply_pending(const Arguments& x, const Work& w, const Rows& rows, 
 struct Values {
   uint32_t x[2][kTiles];
 
-  WARP_FN Values(const Arguments& arguments, const Work& w) {
+  WARP_FN void load(const Arguments& arguments, const Work& w) {
     const int g = warp::lane() >> 2, c = warp::lane() & 3;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
