@@ -126,3 +126,20 @@ def test_drafts_are_verified(server: str):
         if line.startswith("vllm:spec_decode_num_draft_tokens_total")
     ]
     assert drafted and sum(drafted) > 0
+
+
+def test_metrics_tell_trimmed_from_rejected(server: str):
+    for _ in range(3):
+        complete(server, prompt="List the tools of a carpenter.", max_tokens=64)
+    with urllib.request.urlopen(f"{server}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    values = {
+        line.split()[0]: float(line.split()[1])
+        for line in text.splitlines()
+        if line.startswith("ascend_spec:")
+    }
+    assert values["ascend_spec:steps_total"] >= 32
+    assert values["ascend_spec:drafted_total"] > 0
+    assert values["ascend_spec:accepted_total"] <= values["ascend_spec:verified_total"]
+    assert values["ascend_spec:verified_total"] <= values["ascend_spec:drafted_total"]
+    assert "vllm:spec_decode_num_draft_tokens_total" in text

@@ -30,6 +30,7 @@ from vllm_ascend_spec.budget.survival import Ints
 from vllm_ascend_spec.engine import profiling
 from vllm_ascend_spec.engine.arrivals import ArrivalRing, InFlight
 from vllm_ascend_spec.engine.ledger import Arrival, DraftLedger
+from vllm_ascend_spec.engine.metrics import BudgetMetrics
 from vllm_ascend_spec.engine.step_clock import StepClock, Ticks
 from vllm_ascend_spec.kernels import ops
 from vllm_ascend_spec.kernels.pack_rows import Batch, PackedRows
@@ -90,6 +91,7 @@ class BudgetManager(AdaptiveVerificationManager):
         self.ledger = DraftLedger(self.controller, states.max_num_reqs, depth)
         self.ring = ArrivalRing(states.max_num_reqs, depth, device, lockstep)
         self.clock = StepClock(enabled=device.type == "cuda" and not lockstep)
+        self.metrics = BudgetMetrics()
         self.surface: Surface | None = None
         self.last_plan: Plan | None = None
         self._planned: Planned | None = None
@@ -289,6 +291,7 @@ class BudgetManager(AdaptiveVerificationManager):
             planned, ticks = landed.step.context
             if planned is not None:
                 self._account(planned, ticks, emitted)
+        self.metrics.step(self.controller, self.last_plan)
 
     def _account(self, planned: Planned, ticks: Ticks | None, emitted: int) -> None:
         times = ticks.read() if ticks is not None else None

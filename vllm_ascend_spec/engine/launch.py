@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from vllm_ascend_spec.engine import checks, cpu, cuda, versions
+from vllm_ascend_spec.engine import checks, cpu, cuda, metrics, versions
 from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.options import Options
 
@@ -79,6 +79,7 @@ def serve(model: str, platform: str = "auto", arguments: list[str] | None = None
         )
     if chosen == "cpu":
         arguments = _with_cpu_defaults(arguments)
+    metrics.share_directory()
     from vllm.entrypoints.cli import serve as upstream
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.logger import configure_logging_from_args

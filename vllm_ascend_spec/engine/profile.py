@@ -88,13 +88,13 @@ def measured_surface(llm: Any) -> Surface:
             "VLLM_ENABLE_V1_MULTIPROCESSING=0 for this command."
         )
     runner = core.model_executor.driver_worker.worker.model_runner
-    surface = getattr(runner.adaptive_verification, "surface", None)
+    surface: Surface | None = getattr(runner.adaptive_verification, "surface", None)
     if surface is None:
         raise UserError(
             "profile: the engine measured no step costs. Leave ascend_spec.planner at "
             '"plugin" and CUDA graphs on.'
         )
-    return surface  # type: ignore[no-any-return]
+    return surface
 
 
 def thresholds(surface: Surface, requests: int, context: float) -> list[float]:

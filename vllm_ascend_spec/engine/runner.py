@@ -22,6 +22,8 @@ from vllm_ascend_spec.options import CONFIG_KEY, Options
 
 logger = logging.getLogger("vllm.ascend_spec.adaptive")
 
+OPT_OUT_KEY = f"{CONFIG_KEY}_adaptive"
+
 _RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 _SPECULATORS = "vllm.v1.worker.gpu.spec_decode"
 # Speculators whose drafting can be left out while their cache is kept.
@@ -199,25 +201,19 @@ def _wish(request: str, params: Any) -> bool:
 
 
 def wants_adaptive(sampling_params: Any) -> bool:
-    """`extra_args={"ascend_spec": {"adaptive": false}}` keeps a request's drafts whole.
+    """`extra_args={"ascend_spec_adaptive": false}` keeps a request's drafts whole.
+
+    Over HTTP that is `"vllm_xargs": {"ascend_spec_adaptive": 0}`.
 
     Raises:
-        UserError: another key or value.
+        UserError: a value that is neither true nor false.
     """
-    given = (sampling_params.extra_args or {}).get(CONFIG_KEY)
-    if given is None:
-        return True
-    if not isinstance(given, dict) or set(given) != {"adaptive"}:
+    given = (sampling_params.extra_args or {}).get(OPT_OUT_KEY, True)
+    if given not in (True, False):  # 0 and 1 equal them
         raise UserError(
-            f'SamplingParams.extra_args[{CONFIG_KEY!r}] takes {{"adaptive": true or false}}, '
-            f"got {given!r}."
+            f"SamplingParams.extra_args[{OPT_OUT_KEY!r}] must be true or false, got {given!r}."
         )
-    if not isinstance(given["adaptive"], bool):
-        raise UserError(
-            f"SamplingParams.extra_args[{CONFIG_KEY!r}]['adaptive'] must be true or false, "
-            f"got {given['adaptive']!r}."
-        )
-    return bool(given["adaptive"])
+    return bool(given)
 
 
 # -- the verdict, and rounds that are skipped ---------------------------------------------------
