@@ -1,26 +1,23 @@
 """vllm-ascend's own Model Runner V2 with this plugin, on the double: right tokens by every method.
 
 Needs VLLM_ASCEND_SRC and the environment of `tools/npu_env.sh double`; skipped, with the reason,
-where they are absent. An engine takes half a minute, so each case runs once a session.
+where they are absent. An engine takes half a minute to a minute, and each case runs once a session.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from npu_double import harness
-from npu_double.harness import Case, Judgement
+from npu_double.cases import DRAFT_TOKENS, Ran, RunCase, case, right, went_wrong
+from npu_double.harness import Case
 from npu_double.record import Record
-
-from vllm_ascend_spec.zoo import Zoo
 
 WHY_NOT = harness.why_not()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
@@ -34,13 +31,7 @@ ARMS = [
     ("hybrid", "dflash"),
     ("hybrid", "dspark"),
 ]
-ADAPTIVE = [
-    ("dense", "dspark"),
-    ("hybrid", "dspark"),
-    ("hybrid", "dflash"),
-    ("hybrid", "mtp"),
-    ("hybrid", "eagle3"),
-]
+SPECULATING = [arm for arm in ARMS if arm[1] != "none"]
 SPECULATORS = {
     "none": None,
     "mtp": "AscendMTPSpeculator",
@@ -48,11 +39,6 @@ SPECULATORS = {
     "dflash": "AscendDFlashSpeculator",
     "dspark": "AscendDSparkSpeculator",
 }
-PROMPTS = 5
-DRAFT_TOKENS = 7
-
-Ran = tuple[dict[str, Any], Judgement | None]
-RunCase = Callable[[Case], Ran]
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +46,11 @@ def record() -> Iterator[Record]:
     record = Record()
     yield record
     record.write()
+
+
+@pytest.fixture(scope="session")
+def surfaces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("surfaces")
 
 
 @pytest.fixture(scope="session")
@@ -77,52 +68,30 @@ def run_case(tmp_path_factory: pytest.TempPathFactory) -> RunCase:
     return run_case
 
 
-def case(target: str, method: str, **changes: Any) -> Case:
-    zoo = Zoo()
-    texts = tuple(prompt.text for prompt in zoo.prompts()[:PROMPTS])
-    speculative = zoo.speculative_config(target, method, DRAFT_TOKENS)
-    return replace(Case(str(zoo.target(target)), speculative, texts), **changes)
+@pytest.mark.parametrize(("target", "method"), ARMS)
+def test_tokens_are_the_models_own(target: str, method: str, run_case: RunCase, record: Record):
+    answer, judgement = right(run_case(case(target, method)))
+    record.engine(f"{target}-{method} eager", answer, judgement)
 
 
-def right(ran: Ran) -> tuple[dict[str, Any], Judgement]:
-    """The answer of a run that ended well, with every operator's value known."""
-    answer, judgement = ran
-    assert answer["error"] is None, answer["error"]["traceback"][-3000:]
-    assert answer["missing"] == [], "operators without a reference: their values are garbage"
-    assert judgement is not None
-    return answer, judgement
-
-
-@pytest.fixture(params=ARMS, ids=[f"{target}-{method}" for target, method in ARMS])
-def arm(request: pytest.FixtureRequest) -> tuple[str, str]:
-    return request.param
-
-
-def test_tokens_are_the_models_own(arm: tuple[str, str], run_case: RunCase, record: Record):
-    answer, judgement = right(run_case(case(*arm)))
-    record.engine("-".join(arm), answer, judgement)
-    assert [len(tokens) for tokens in answer["tokens"]] == [16, 12, 20, 16, 12]
-    assert judgement.right, judgement.gaps
-
-
-def test_vllm_ascends_own_parts_run(arm: tuple[str, str], run_case: RunCase):
-    target, method = arm
-    engine = right(run_case(case(*arm)))[0]["engine"]
+@pytest.mark.parametrize(("target", "method"), ARMS)
+def test_vllm_ascends_own_parts_run(target: str, method: str, run_case: RunCase):
+    engine = right(run_case(case(target, method)))[0]["engine"]
     speculator = engine["speculator"] and engine["speculator"].rpartition(".")[2]
     assert speculator == SPECULATORS[method]
     assert engine["platform"] == "vllm_ascend_spec.engine.ascend_platform.AscendSpecPlatform"
-    assert engine["runner"].startswith("vllm_ascend.worker.v2.model_runner.")
+    assert engine["runner"] == "vllm_ascend_spec.engine.ascend_runner.AscendSpecModelRunner"
+    assert "vllm_ascend.worker.v2.model_runner.NPUModelRunner" in engine["runner_bases"]
     assert engine["async_scheduling"] and engine["device"] == "npu:0"
     backends = {name.rpartition(".")[2] for name in engine["backends"]}
     gdn = {"AscendGDNAttentionBackend"} if target == "hybrid" else set()
     assert backends == {"AscendAttentionBackend"} | gdn
 
 
-def test_drafts_are_accepted_and_rejected(arm: tuple[str, str], run_case: RunCase):
+@pytest.mark.parametrize(("target", "method"), SPECULATING)
+def test_drafts_are_accepted_and_rejected(target: str, method: str, run_case: RunCase):
     """Otherwise verification was not put to the test."""
-    if arm[1] == "none":
-        pytest.skip("nothing drafts")
-    counters = right(run_case(case(*arm)))[0]["counters"]
+    counters = right(run_case(case(target, method)))[0]["counters"]
     assert counters["draft_tokens"] > counters["accepted_tokens"] > 0
 
 
@@ -132,75 +101,91 @@ def test_prompts_longer_than_a_step_run_beside_rows_that_verify(run_case: RunCas
     assert any(max(step["rows"]) > DRAFT_TOKENS + 1 for step in mixed)
 
 
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        ("none", "multiple values for keyword argument 'is_prefilling'"),
-        ("mtp", "has no attribute 'seq_lens'"),
-    ],
-)
-def test_without_its_repair_a_hybrid_model_stops(
-    method: str, message: str, run_case: RunCase, record: Record
+@pytest.mark.parametrize(("target", "method"), ARMS)
+def test_replayed_graphs_give_the_models_own_tokens(
+    target: str, method: str, run_case: RunCase, record: Record
 ):
-    """The two defects that the plugin repairs are in this vllm-ascend: each by itself stops it."""
-    without = {"none": "without_prefilling_repair", "mtp": "without_lengths_repair"}[method]
-    answer, _ = run_case(case("hybrid", method, mutation=without))
-    seen = answer["error"] is not None and message in answer["error"]["message"]
-    record.fault(f"hybrid-{method} {without.replace('_', ' ')}", seen)
-    assert seen, answer["error"]
+    """Target and drafter in FULL graphs, each attention updated before its replay goes on."""
+    answer, judgement = right(run_case(case(target, method, graphs=True)))
+    record.engine(f"{target}-{method} graphs", answer, judgement)
+    graphs = answer["graphs"]
+    assert graphs["captures"] >= 3 and graphs["replays"] >= 10
+    attention_layers = {"dense": 4, "hybrid": 1}[target]
+    assert graphs["updates"] >= graphs["replays"] * min(attention_layers, 1)
+    verifying = harness.verified_lengths(answer)
+    assert any(len(lengths) == 3 for lengths in verifying), "no step was padded"
 
 
-@pytest.fixture(scope="session")
-def adaptive(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Case]:
-    """`adaptive(target, method, ...)`: the case with adaptive verification on lane L0."""
-    folder = tmp_path_factory.mktemp("surfaces")
-
-    def adaptive(target: str, method: str, **changes: Any) -> Case:
-        surface = harness.cost_surface(folder, target, method, DRAFT_TOKENS)
-        options = {"adaptive": True, "cost_surface": str(surface)}
-        engine = {"additional_config": {"ascend_spec": options}}
-        return case(target, method, engine=engine, **changes)
-
-    return adaptive
-
-
-@pytest.mark.parametrize(("target", "method"), ADAPTIVE)
+@pytest.mark.parametrize(("target", "method"), SPECULATING)
 def test_adaptive_tokens_are_the_models_own(
-    target: str, method: str, adaptive: Callable[..., Case], run_case: RunCase, record: Record
+    target: str, method: str, run_case: RunCase, surfaces: Path, record: Record
 ):
-    answer, judgement = right(run_case(adaptive(target, method)))
-    record.engine(f"{target}-{method} adaptive L0", answer, judgement)
-    assert judgement.right, judgement.gaps
+    """Lane L0: the host reads this step's confidences."""
+    answer, judgement = right(run_case(case(target, method, surfaces=surfaces)))
+    record.engine(f"{target}-{method} adaptive, lane L0", answer, judgement)
     lengths = harness.verified_lengths(answer)
+    assert answer["engine"]["lane"] == "L0"
     assert harness.ragged_steps(answer) >= 5, lengths
     assert {1, DRAFT_TOKENS + 1} <= {length for step in lengths for length in step}
 
 
+@pytest.mark.parametrize(("target", "method"), [("dense", "dspark"), *SPECULATING[-4:]])
+def test_adaptive_tokens_are_the_models_own_beside_graphs(
+    target: str, method: str, run_case: RunCase, surfaces: Path, record: Record
+):
+    """Lane L1: the host decides with the confidences of the round before."""
+    answer, judgement = right(run_case(case(target, method, graphs=True, surfaces=surfaces)))
+    record.engine(f"{target}-{method} adaptive, lane L1", answer, judgement)
+    assert answer["engine"]["lane"] == "L1"
+    assert harness.ragged_steps(answer) >= 5
+    assert answer["graphs"]["replays"] >= 10
+
+
 @pytest.mark.parametrize(
-    ("target", "method", "is_adaptive", "fault"),
+    ("method", "mutation", "message"),
     [
-        ("hybrid", "dspark", False, "accepted_counts_stay_one"),
-        ("hybrid", "eagle3", False, "host_lengths_are_optimistic"),
-        ("hybrid", "dspark", True, "accepted_counts_stay_one"),
-        ("hybrid", "eagle3", True, "host_lengths_are_optimistic"),
-        ("hybrid", "dspark", True, "stock_operator_for_every_row"),
-        ("hybrid", "dspark", True, "anchor_only_rows_as_prompt_chunks"),
-        ("hybrid", "dspark", True, "rows_of_the_next_request"),
+        ("none", "without_prefilling_repair", "multiple values for keyword argument"),
+        ("mtp", "without_lengths_repair", "has no attribute 'seq_lens'"),
+    ],
+)
+def test_without_its_repair_a_hybrid_model_stops(
+    method: str, mutation: str, message: str, run_case: RunCase, record: Record
+):
+    """The defects are in this vllm-ascend: each by itself stops it."""
+    answer, _ = run_case(case("hybrid", method, mutation=mutation))
+    seen = answer["error"] is not None and message in answer["error"]["message"]
+    record.fault(f"hybrid-{method} eager: {mutation.replace('_', ' ')}", seen)
+    assert seen, answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "graphs", "is_adaptive", "fault"),
+    [
+        ("dspark", False, False, "accepted_counts_stay_one"),
+        ("eagle3", False, False, "host_lengths_are_optimistic"),
+        ("dspark", False, True, "accepted_counts_stay_one"),
+        ("eagle3", False, True, "host_lengths_are_optimistic"),
+        ("dspark", False, True, "stock_operator_for_every_row"),
+        ("dspark", False, True, "rows_are_what_vllm_ascend_takes_them_for"),
+        ("dspark", False, True, "rows_of_the_next_request"),
+        ("dspark", True, False, "rows_are_what_vllm_ascend_takes_them_for"),
+        ("dspark", True, False, "captured_attention_is_not_updated"),
+        ("dspark", True, False, "captured_attention_keeps_its_lengths"),
     ],
 )
 def test_a_fault_is_seen(
-    target: str,
     method: str,
+    graphs: bool,
     is_adaptive: bool,
     fault: str,
-    adaptive: Callable[..., Case],
     run_case: RunCase,
+    surfaces: Path,
     record: Record,
 ):
     """The fault changes tokens or stops the engine; without it neither happens (tests above)."""
-    make = adaptive if is_adaptive else case
-    answer, judgement = run_case(make(target, method, mutation=fault))
-    seen = answer["error"] is not None or (judgement is not None and not judgement.right)
-    lane = " adaptive L0" if is_adaptive else ""
-    record.fault(f"{target}-{method}{lane}: {fault.replace('_', ' ')}", seen)
-    assert seen, (answer["steps"], judgement)
+    where = surfaces if is_adaptive else None
+    ran = run_case(case("hybrid", method, graphs=graphs, surfaces=where, mutation=fault))
+    seen = went_wrong(ran)
+    arm = f"hybrid-{method} {'graphs' if graphs else 'eager'}{', adaptive' * is_adaptive}"
+    record.fault(f"{arm}: {fault.replace('_', ' ')}", seen)
+    assert seen, ran[1]

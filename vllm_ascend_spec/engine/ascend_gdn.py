@@ -9,7 +9,9 @@ kernel takes the verification rows; convolution, prompt chunks and plain steps s
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -18,43 +20,93 @@ from vllm_ascend_spec.kernels.gdn_verify.stock import stock_operator_obstacle
 
 _CONV_DECODE = 1  # run_mode of the convolution operator
 _PAD_SLOT = -1
+_PADDING = -2  # vllm-ascend's own marks are -1, no verification row, and the number of drafts
+
+_real_requests: ContextVar[int | None] = ContextVar("real_requests", default=None)
 
 
-def with_anchor_only_rows(metadata: Any, query_start_loc: torch.Tensor) -> Any:
-    """Hybrid metadata in which a decoding request without a draft token verifies its anchor.
+def with_real_requests(original: Any) -> Any:
+    """`AscendMambaHybridModelState.prepare_attn`, noting how many requests are no padding."""
 
-    vllm-ascend takes such a row for a prompt chunk, which starts from state column 0; its state
-    lies in the column of the token that was accepted last.
+    @functools.wraps(original)
+    def prepare_attn(self: Any, input_batch: Any, *args: Any, **named: Any) -> Any:
+        token = _real_requests.set(input_batch.num_reqs)
+        try:
+            return original(self, input_batch, *args, **named)
+        finally:
+            _real_requests.reset(token)
+
+    return prepare_attn
+
+
+def with_row_kinds(metadata: Any, query_start_loc: torch.Tensor) -> Any:
+    """Hybrid metadata that tells anchor-only and padding rows from prompt chunks.
+
+    vllm-ascend takes a decoding request without a draft token for a prompt chunk, which starts from
+    state column 0; its state lies in the column of the token that was accepted last. And it takes
+    the requests that pad a FULL graph for prompt chunks, since they have rows too: the buffers that
+    the graph reads then stay as an earlier step left them.
 
     Args:
         metadata: vLLM's `MambaHybridAttnMetadata` of the step; not changed.
-        query_start_loc: int32 [requests + 1] on the host.
+        query_start_loc: int32 [requests + 1] on the host, padding included.
     """
     drafts = metadata.num_decode_draft_tokens_cpu
     if drafts is None:
         return metadata
     anchor_only = (query_start_loc.diff()[: len(drafts)] == 1) & ~metadata.is_prefilling
+    drafts = drafts.masked_fill(anchor_only & (drafts < 0), 0)
+    real = _real_requests.get()
+    if real is not None:
+        drafts[real:] = _PADDING
     metadata = copy.copy(metadata)
-    metadata.num_decode_draft_tokens_cpu = drafts.masked_fill(anchor_only & (drafts < 0), 0)
+    metadata.num_decode_draft_tokens_cpu = drafts
     return metadata
 
 
-def build_with_obstacle(original: Any) -> Any:
-    """`AscendGDNAttentionMetadataBuilder.build`, noting why the stock operator would be wrong."""
+def build_for_any_rows(original: Any) -> Any:
+    """`AscendGDNAttentionMetadataBuilder.build`: padding has no rows, and `stock_obstacle` says
+    why the stock operator would be wrong on this step (None: it is right).
+    """
 
     @functools.wraps(original)
-    def build(self: Any, common_prefix_len: int, common_attn_metadata: Any, *args: Any,
-              **named: Any) -> Any:  # fmt: skip
-        metadata = original(self, common_prefix_len, common_attn_metadata, *args, **named)
+    def build(
+        self: Any,
+        common_prefix_len: int,
+        common_attn_metadata: Any,
+        num_accepted_tokens: Any = None,
+        num_decode_draft_tokens_cpu: Any = None,
+        *args: Any,
+        **named: Any,
+    ) -> Any:
+        drafts = num_decode_draft_tokens_cpu
+        if drafts is not None:
+            common_attn_metadata = _without_padding(common_attn_metadata, drafts)
+        metadata = original(
+            self, common_prefix_len, common_attn_metadata, num_accepted_tokens, drafts, *args,
+            **named,
+        )  # fmt: skip
         metadata.stock_obstacle = None
         if metadata.spec_sequence_masks is not None:
-            drafts = args[1] if len(args) > 1 else named["num_decode_draft_tokens_cpu"]
             lengths = common_attn_metadata.query_start_loc_cpu.diff()[: len(drafts)][drafts >= 0]
             columns = self.num_spec + 1
             metadata.stock_obstacle = stock_operator_obstacle(lengths.tolist(), columns)
         return metadata
 
     return build
+
+
+def _without_padding(common: Any, drafts: torch.Tensor) -> Any:
+    """Row boundaries in which padding requests are empty; the host knows the last real one."""
+    padding = int((drafts == _PADDING).sum())
+    if padding == 0:
+        return common
+    end = int(common.query_start_loc_cpu[len(drafts) - padding])
+    return dataclasses.replace(
+        common,
+        query_start_loc=common.query_start_loc.clamp(max=end),
+        query_start_loc_cpu=common.query_start_loc_cpu.clamp(max=end),
+    )
 
 
 def core_for_any_lengths(original: Any) -> Any:

@@ -81,9 +81,15 @@ def repairs() -> tuple[Replacement, ...]:
             defined_in=f"{_QWEN3_5}:AscendQwen3NextAttention.forward",
         ),
         _of_vllm_ascend(
+            "vllm_ascend.worker.v2.model_states.mamba_hybrid:"
+            "AscendMambaHybridModelState.prepare_attn",
+            "GDN metadata cannot tell requests that pad a FULL graph from prompts",
+            _with_real_requests,
+        ),
+        _of_vllm_ascend(
             "vllm_ascend.ops.gdn_attn_builder:AscendGDNAttentionMetadataBuilder.build",
-            "rows of fewer than K + 1 tokens: note which steps the stock operator cannot run",
-            _build_with_obstacle,
+            "padding of FULL graphs counts as prompts; note steps the stock operator cannot run",
+            _build_for_any_rows,
         ),
         _of_vllm_ascend(
             "vllm_ascend.ops.gdn:AscendGatedDeltaNetAttention._forward_core",
@@ -113,10 +119,16 @@ def _extended_runner(original: type) -> type:
     return extend(original)
 
 
-def _build_with_obstacle(original: Any) -> Any:
-    from vllm_ascend_spec.engine.ascend_gdn import build_with_obstacle
+def _with_real_requests(original: Any) -> Any:
+    from vllm_ascend_spec.engine.ascend_gdn import with_real_requests
 
-    return build_with_obstacle(original)
+    return with_real_requests(original)
+
+
+def _build_for_any_rows(original: Any) -> Any:
+    from vllm_ascend_spec.engine.ascend_gdn import build_for_any_rows
+
+    return build_for_any_rows(original)
 
 
 def _core_for_any_lengths(original: Any) -> Any:
@@ -132,7 +144,7 @@ def _extended_platform(original: type) -> type:
 
 
 def _is_prefilling_once(original: Any) -> Any:
-    from vllm_ascend_spec.engine.ascend_gdn import with_anchor_only_rows
+    from vllm_ascend_spec.engine.ascend_gdn import with_row_kinds
 
     @functools.wraps(original)
     def build_attn_metadata(
@@ -142,7 +154,7 @@ def _is_prefilling_once(original: Any) -> Any:
             is_prefilling = getattr(model_specific_attn_metadata, "is_prefilling", None)
         if model_specific_attn_metadata is not None:
             if hasattr(model_specific_attn_metadata, "num_decode_draft_tokens_cpu"):
-                model_specific_attn_metadata = with_anchor_only_rows(
+                model_specific_attn_metadata = with_row_kinds(
                     model_specific_attn_metadata, named["query_start_loc_cpu"]
                 )
             model_specific_attn_metadata = _WithoutIsPrefilling(model_specific_attn_metadata)

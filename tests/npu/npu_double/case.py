@@ -10,9 +10,12 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import startup
+
+if TYPE_CHECKING:
+    from .device import NpuDouble
 
 ENGINE = {
     "max_model_len": 256,
@@ -30,10 +33,10 @@ ENGINE = {
 
 def main(request_path: str, answer_path: str) -> None:
     request = json.loads(Path(request_path).read_text())
-    startup.install(Path(request["vllm_ascend"]))
+    double = startup.install(Path(request["vllm_ascend"]))
     answer: dict[str, Any] = {"error": None}
     try:
-        answer |= _run(request)
+        answer |= _run(request, double)
     except BaseException as error:
         answer["error"] = {
             "type": type(error).__name__,
@@ -46,16 +49,17 @@ def main(request_path: str, answer_path: str) -> None:
     os._exit(0)
 
 
-def _run(request: dict[str, Any]) -> dict[str, Any]:
+def _run(request: dict[str, Any], double: NpuDouble) -> dict[str, Any]:
     from . import mutations, observe
-    from .device import NpuDouble
 
     if request["mutation"]:
         getattr(mutations, request["mutation"])()
-    with NpuDouble() as double:
+    with double:
         llm = _engine(request)
         steps = observe.steps(_runner(llm))
         double.calls.clear()
+        captures = double.graphs.counts["captures"]
+        double.graphs.counts.clear()
         outputs = _generate(llm, request)
         return {
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
@@ -65,6 +69,8 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
             "steps": steps,
             "operators": {k: n for k, n in double.calls.items() if not k.startswith("aten")},
             "missing": sorted(double.missing),
+            "graphs": {"captures": captures, **double.graphs.counts},
+            "waiting": double.graphs.waiting(),
             "replacements": observe.replacements(),
         }
 
@@ -112,6 +118,8 @@ def _describe(llm: Any) -> dict[str, Any]:
     return {
         "platform": _name(type(current_platform)),
         "runner": _name(type(runner)),
+        "runner_bases": [_name(base) for base in type(runner).__mro__],
+        "lane": _lane(runner),
         "speculator": _name(type(runner.speculator)) if runner.speculator else None,
         "backends": sorted({_name(group.backend) for group in groups}),
         "builders": sorted({_name(type(group.get_metadata_builder(0))) for group in groups}),
@@ -119,6 +127,11 @@ def _describe(llm: Any) -> dict[str, Any]:
         "async_scheduling": config.scheduler_config.async_scheduling,
         "graphs": config.compilation_config.cudagraph_mode.name,
     }
+
+
+def _lane(runner: Any) -> str | None:
+    planner = getattr(runner, "length_planner", None)
+    return planner.lane.value if planner else None
 
 
 def _name(kind: type) -> str:

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .graphs import Graphs
+
 DEVICE = "npu"
 Reference = Callable[..., Any]
 
@@ -95,10 +97,12 @@ class NpuDouble(TorchDispatchMode):
 
     calls: how often each operator ran. missing: operators of torch_npu and vllm-ascend that have
     no reference; their outputs were uninitialised memory, so a test asserts that it is empty.
+    graphs: captured graphs, which replay what ran here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, graphs: Graphs) -> None:
         super().__init__()
+        self.graphs = graphs
         self.calls: Counter[str] = Counter()
         self.missing: set[str] = set()
 
@@ -120,7 +124,9 @@ class NpuDouble(TorchDispatchMode):
         if func.is_view or name.startswith(_ALLOCATING):
             return func(*args, **kwargs)
         if library == "aten":
-            return _run_on_host(func, args, kwargs)
+            result = _run_on_host(func, args, kwargs)
+            self._keep(func, args, kwargs, result, func)
+            return result
         if library in _OPERATOR_LIBRARIES:
             return self._run_operator(func, name, args, kwargs)
         # A Python operator (torch.ops.vllm.*): what it calls must come by here too.
@@ -136,17 +142,45 @@ class NpuDouble(TorchDispatchMode):
         return any(_on_device(leaf) for leaf in tree_leaves((args, kwargs)))
 
     def _run_operator(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        host = tree_map(host_alias, (args, kwargs))
         if name in _stands_for:
-            return tree_map(_to_device, _stands_for[name](*host[0], **host[1]))
+            host = tree_map(host_alias, (args, kwargs))
+            result = tree_map(_to_device, _stands_for[name](*host[0], **host[1]))
+            self._keep(func, args, kwargs, result, _stands_for[name])
+            return result
         result = func(*args, **kwargs)
-        if name in _writes:
-            _writes[name](*host[0], **host[1])
-        elif name in _computes:
-            _fill(name, result, _computes[name](*host[0], **host[1]))
-        elif name not in _values_stay:
-            self.missing.add(func.name())
+        reference = _writes.get(name) or _computes.get(name)
+        if reference is None:
+            if name not in _values_stay:
+                self.missing.add(func.name())
+            return result
+        if not self.graphs.updating:
+            host = tree_map(host_alias, (args, kwargs))
+            values = reference(*host[0], **host[1])
+            if name in _computes:
+                _fill(name, result, values)
+        self._keep(func, args, kwargs, result, reference)
         return result
+
+    def _keep(
+        self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, compute: Reference
+    ) -> None:
+        """For a graph: the same computation on the same memory, whenever it is replayed."""
+        if not (self.graphs.capturing or self.graphs.updating):
+            return
+
+        def again() -> None:
+            named = {
+                k: torch.device("cpu") if k == "device" and v else v for k, v in kwargs.items()
+            }
+            host = tree_map(host_alias, (args, named))
+            values = _as_tuple(compute(*host[0], **host[1]))
+            for output, value in zip(_as_tuple(result), values, strict=False):
+                if isinstance(value, Tensor) and isinstance(output, Tensor):
+                    target = host_alias(output)
+                    if target.data_ptr() != value.data_ptr():
+                        target.copy_(value)
+
+        self.graphs.note(again)
 
 
 def _is_composite(func: Any) -> bool:

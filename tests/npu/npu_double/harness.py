@@ -63,14 +63,19 @@ class Case:
     plugin: bool = True
 
 
-def cost_surface(folder: Path, target: str, method: str, draft_tokens: int) -> Path:
-    """A cost surface for the double, on which many rows are dear: nothing here measures one."""
+def cost_surface(
+    folder: Path, target: str, method: str, draft_tokens: int, graphs: tuple[int, ...] = ()
+) -> Path:
+    """A cost surface for the double, on which many rows are dear: nothing here measures one.
+
+    graphs: sizes in rows of the FULL graphs that the engine captures.
+    """
     from vllm_ascend_spec.budget import surface as surfaces
 
     key = surfaces.SurfaceKey(
         model=target, dtype="bfloat16", device="Ascend910B3",
         engine=f"vllm-ascend {SOURCE_VERSION}", method=method, draft_tokens=draft_tokens,
-        full_ladder=(), mixed_ladder=(), drafter_ladder=(),
+        full_ladder=graphs, mixed_ladder=(), drafter_ladder=(),
     )  # fmt: skip
     points = [
         surfaces.TargetPoint(
@@ -78,7 +83,7 @@ def cost_surface(folder: Path, target: str, method: str, draft_tokens: int) -> P
         )
         for rows, ms in ((1, 1.0), (8, 1.1), (16, 1.3), (24, 1.8), (40, 3.0), (64, 5.0))
     ]
-    path = folder / f"{target}-{method}.json"
+    path = folder / f"{target}-{method}-{len(graphs)}.json"
     surfaces.save(surfaces.Surface(key=key, target=tuple(points)), path)
     return path
 

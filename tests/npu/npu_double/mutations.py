@@ -64,11 +64,11 @@ def stock_operator_for_every_row() -> None:
     ascend_gdn.stock_operator_obstacle = lambda *_, **__: None
 
 
-def anchor_only_rows_as_prompt_chunks() -> None:
-    """Leave a decoding request without a draft token where vllm-ascend puts it."""
+def rows_are_what_vllm_ascend_takes_them_for() -> None:
+    """Anchor-only rows, and the requests that pad a FULL graph, count as prompt chunks."""
     from vllm_ascend_spec.engine import ascend_gdn
 
-    ascend_gdn.with_anchor_only_rows = lambda metadata, query_start_loc: metadata
+    ascend_gdn.with_row_kinds = lambda metadata, query_start_loc: metadata
 
 
 def rows_of_the_next_request() -> None:
@@ -84,3 +84,29 @@ def rows_of_the_next_request() -> None:
         return replace(right(scheduler_output, lengths), num_scheduled_tokens=launched)
 
     ascend_runner.trim = wrong
+
+
+def captured_attention_is_not_updated() -> None:
+    """Replay the target's graphs and leave their attention waiting."""
+    from vllm_ascend.worker.v2 import aclgraph_utils
+
+    aclgraph_utils.update_full_graph_params = lambda *_, **__: None
+
+
+def captured_attention_keeps_its_lengths() -> None:
+    """Update each captured attention with the lengths of its first replay."""
+    from vllm_ascend.attention.attention_v1 import AscendAttentionBackendImpl
+
+    first: dict[tuple[int, str], Any] = {}
+    right = AscendAttentionBackendImpl.update_graph_params
+
+    def wrong(
+        update_stream: Any, forward_context: Any, num_tokens: int, *rest: Any, **named: Any
+    ) -> None:
+        for layer, metadata in forward_context.attn_metadata.items():
+            if hasattr(metadata, "seq_lens_list"):
+                known = first.setdefault((num_tokens, layer), list(metadata.seq_lens_list))
+                metadata.seq_lens_list = known
+        right(update_stream, forward_context, num_tokens, *rest, **named)
+
+    AscendAttentionBackendImpl.update_graph_params = staticmethod(wrong)

@@ -16,7 +16,7 @@ from torch import Tensor
 from .device import computes, stands_for, values_stay, writes
 
 # The double keeps the plain layout, so a cast between layouts changes nothing.
-values_stay("npu::get_npu_format")
+values_stay("npu::get_npu_format", "npu::_npu_fused_infer_attention_score_get_max_workspace")
 CAUSAL_RIGHT_DOWN, BAND = 3, 4  # sparse_mode; 0 masks nothing here
 
 

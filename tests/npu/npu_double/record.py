@@ -15,7 +15,7 @@ from .harness import NEAR_TIE, Judgement, double_versions, ragged_steps
 _NOTES = (
     "vllm-ascend's own platform, worker, Model Runner V2, attention and GDN backends on a fake "
     "AscendCL: operator values come from CPU references, Triton kernels from the interpreter. "
-    "Nothing of this ran on an NPU. Tokens are judged by Hugging Face's float32 logits, given the "
+    "Captured graphs are run again from a tape. Nothing of this ran on an NPU. Tokens are judged by Hugging Face's float32 logits, given the "
     f"tokens before; up to {NEAR_TIE} below the best logit is rounding."
 )
 
@@ -37,6 +37,9 @@ class Record:
                 self._add(case, name.replace("_", " "), answer["counters"][name], "tokens")
         self._add(case, "steps", len(answer["steps"]), "steps")
         self._add(case, "ragged steps", ragged_steps(answer), "steps")
+        for name in ("captures", "replays", "updates"):
+            if answer["graphs"].get(name):
+                self._add(case, f"graph {name}", answer["graphs"][name], "graphs")
 
     def fault(self, case: str, seen: bool) -> None:
         """Whether a fault put in on purpose changed what it must change."""

@@ -6,7 +6,10 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .device import NpuDouble
 
 _keep_alive: list[Any] = []
 
@@ -23,15 +26,20 @@ def prepare_process() -> None:
     _stand_for_pyacl()
 
 
-def install(vllm_ascend: Path) -> None:
+def install(vllm_ascend: Path) -> NpuDouble:
     """What the process that runs the engine needs, before vLLM is imported.
 
-    vllm_ascend: root of the source tree.
+    vllm_ascend: root of the source tree. Returns the mode to run the engine in.
     """
     from . import operators_dense, operators_gdn, triton_host  # noqa: F401
+    from .device import NpuDouble
+    from .graphs import Graphs
 
-    triton_host.install()
+    graphs = Graphs()
+    triton_host.install(graphs)
+    graphs.install()
     _keep_alive.append(operators_gdn.define_schemas(vllm_ascend))
+    return NpuDouble(graphs)
 
 
 def _stand_for_what_a_build_generates() -> None:

@@ -12,11 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from .graphs import Graphs
+
 CORES = {"num_aicore": 20, "num_vectorcore": 40}
 
 
-def install() -> None:
-    """Call before vLLM is imported, with TRITON_INTERPRET=1 in the environment."""
+def install(graphs: Graphs) -> None:
+    """Call before vLLM is imported, with TRITON_INTERPRET=1 in the environment.
+
+    graphs: gets the launches of a capture, to replay them.
+    """
     # vllm_ascend puts empty modules in place of these where nobody has imported them, and the
     # interpreter needs the real ones.
     import triton.experimental.gluon
@@ -31,6 +36,13 @@ def install() -> None:
     # Device memory is host memory: pointers are usable as they are.
     GridExecutor._init_args_hst = lambda self, args, kwargs: (list(args), dict(kwargs))
     GridExecutor._restore_args_dev = lambda self, *_: None
+    launch = GridExecutor.__call__
+
+    def kept(self: Any, *args: Any, **named: Any) -> None:
+        launch(self, *args, **named)
+        graphs.note(lambda: launch(self, *args, **named))
+
+    GridExecutor.__call__ = kept
     mend_interpreter()
     _set_driver()
     _offer_ascend_extensions()

@@ -1,0 +1,80 @@
+"""The cases that the double's tests run, by target, method and what is switched on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vllm_ascend_spec.zoo import Zoo
+
+from . import harness
+from .harness import Case, Judgement
+
+PROMPTS = 5
+DRAFT_TOKENS = 7
+ANSWER_TOKENS = [16, 12, 20, 16, 12]
+
+Ran = tuple[dict[str, Any], Judgement | None]
+RunCase = Callable[[Case], Ran]
+
+
+def case(
+    target: str,
+    method: str,
+    *,
+    graphs: bool = False,
+    surfaces: Path | None = None,
+    mutation: str | None = None,
+) -> Case:
+    """One engine.
+
+    graphs: capture FULL graphs of decode steps. surfaces: switches adaptive verification on, with
+    a cost surface that is written there.
+    """
+    zoo = Zoo()
+    texts = tuple(prompt.text for prompt in zoo.prompts()[:PROMPTS])
+    sizes = graph_sizes(method) if graphs else ()
+    engine: dict[str, Any] = {}
+    if graphs:
+        engine["enforce_eager"] = False
+        engine["compilation_config"] = {
+            # Dynamo cannot trace through the double's dispatch mode.
+            "mode": 0,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": list(sizes),
+        }
+    if surfaces is not None:
+        surface = harness.cost_surface(surfaces, target, method, DRAFT_TOKENS, sizes)
+        options = {"adaptive": True, "cost_surface": str(surface)}
+        engine["additional_config"] = {"ascend_spec": options}
+    speculative = zoo.speculative_config(target, method, DRAFT_TOKENS)
+    base = Case(str(zoo.target(target)), speculative, texts, mutation=mutation)
+    return replace(base, engine=engine)
+
+
+def graph_sizes(method: str) -> tuple[int, ...]:
+    """Rows of the captured graphs: one, two and four requests, so that three are padded."""
+    rows = 1 if method == "none" else DRAFT_TOKENS + 1
+    return (rows, 2 * rows, 4 * rows)
+
+
+def right(ran: Ran) -> tuple[dict[str, Any], Judgement]:
+    """The answer of a run that ended well, with every operator's value known."""
+    answer, judgement = ran
+    assert answer["error"] is None, answer["error"]["traceback"][-3000:]
+    assert answer["missing"] == [], "operators without a reference: their values are garbage"
+    assert answer["waiting"] == 0, "a replay still waits for an update of its attention"
+    assert judgement is not None
+    assert [len(tokens) for tokens in answer["tokens"]] == ANSWER_TOKENS
+    assert judgement.right, judgement.gaps
+    return answer, judgement
+
+
+def went_wrong(ran: Ran) -> bool:
+    """Whether a fault showed: the engine stopped, a graph hangs, or tokens are not the model's."""
+    answer, judgement = ran
+    if answer["error"] is not None or answer["waiting"]:
+        return True
+    return judgement is not None and not judgement.right
