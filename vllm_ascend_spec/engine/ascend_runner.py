@@ -36,7 +36,7 @@ def extend(upstream: Any) -> Any:
             options = Options.from_additional_config(self.vllm_config.additional_config)
             if options.adaptive:
                 self.length_planner = _planner(self, options)
-                self._copies = _Copies(self)
+                self._copies = ConfidenceCopies(self)
 
         def add_requests(self, scheduler_output: Any) -> None:
             """As upstream; the planner forgets who had the request states before."""
@@ -76,7 +76,7 @@ def extend(upstream: Any) -> Any:
     return AscendSpecModelRunner
 
 
-class _Copies:
+class ConfidenceCopies:
     """Copies to the host on a stream of their own, each round into memory of its own."""
 
     def __init__(self, runner: Any) -> None:
@@ -84,7 +84,7 @@ class _Copies:
         self._store = ascend_confidence.ConfidenceStore(
             runner.max_num_reqs, runner.num_speculative_steps, runner.device
         )
-        self._stream = torch.npu.Stream()
+        self.stream = torch.npu.Stream()
         ascend_confidence.attach(runner.speculator, self._store)
 
     def start(self, slots: Any, verified: Any, num_sampled: torch.Tensor) -> DraftRound:
@@ -92,14 +92,14 @@ class _Copies:
         main = torch.npu.current_stream()
         # The drafter writes the next round into the same memory, so this one is taken aside first.
         confidence, sampled = self._store.values.clone(), num_sampled.clone()
-        with torch.npu.stream(self._stream):
-            self._stream.wait_stream(main)
+        with torch.npu.stream(self.stream):
+            self.stream.wait_stream(main)
             host = tuple(
                 torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
                 for x in (confidence, sampled)
             )
             arrived = torch.npu.Event()
-            arrived.record(self._stream)
+            arrived.record(self.stream)
         # Freed memory could be handed out again before the copy has read it.
         return DraftRound(slots, verified, host[1], host[0], arrived, keep=(confidence, sampled))
 

@@ -166,7 +166,7 @@ int aclmdlRICaptureGetInfo(void *stream, int *status, void **model) {
 int aclmdlRICaptureEnd(void *stream, void **model) {
     ((Handle *)stream)->capturing = 0;
     *model = ((Handle *)stream)->model;
-    trace("CaptureEnd", stream, NULL);
+    trace("CaptureEnd", stream, *model);
     return SUCCESS;
 }
 int aclmdlRIExecuteAsync(void *model, void *stream) { trace("GraphExecute", stream, model); return SUCCESS; }

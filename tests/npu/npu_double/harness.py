@@ -49,7 +49,7 @@ class Case:
     """One engine on the double and what it is asked.
 
     plugin: whether vllm_ascend_spec is installed there. prompt_tokens: texts are cut to it, and
-    max_tokens: limits, both for the prompts in turn.
+    max_tokens: limits, both for the prompts in turn. trace: have AscendCL's calls in the answer.
     """
 
     model: str
@@ -61,6 +61,7 @@ class Case:
     engine: dict[str, Any] = field(default_factory=dict)
     mutation: str | None = None
     plugin: bool = True
+    trace: bool = False
 
 
 def cost_surface(
@@ -100,11 +101,30 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
     """
     request, answer = folder / "request.json", folder / "answer.json"
     request.write_text(json.dumps(asdict(case) | {"vllm_ascend": os.environ["VLLM_ASCEND_SRC"]}))
-    done = python(folder, "-m", "npu_double.case", str(request), str(answer), plugin=case.plugin)
+    calls = folder / "calls.txt"
+    traced = {"FAKE_ACL_TRACE": str(calls)} if case.trace else {}
+    command = ("-m", "npu_double.case", str(request), str(answer))
+    done = python(folder, *command, plugin=case.plugin, **traced)
     (folder / "log.txt").write_text(done.stdout + done.stderr)
     if not answer.exists():
         raise ChildError(done.stdout[-4000:] + done.stderr[-8000:])
-    return json.loads(answer.read_text())
+    found = json.loads(answer.read_text())
+    return found | {"calls": read_calls(calls)} if case.trace else found
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of AscendCL that orders work; stream and event (or graph, or task) by number."""
+
+    name: str
+    stream: int
+    event: int | None
+
+
+def read_calls(path: Path) -> list[Call]:
+    """The calls in a trace of fakeacl.c, in order."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return [Call(n, int(stream), None if e == "-" else int(e)) for n, stream, e in lines]
 
 
 def python(

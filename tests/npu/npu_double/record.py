@@ -15,8 +15,9 @@ from .harness import NEAR_TIE, Judgement, double_versions, ragged_steps
 _NOTES = (
     "vllm-ascend's own platform, worker, Model Runner V2, attention and GDN backends on a fake "
     "AscendCL: operator values come from CPU references, Triton kernels from the interpreter. "
-    "Captured graphs are run again from a tape. Nothing of this ran on an NPU. Tokens are judged by Hugging Face's float32 logits, given the "
-    f"tokens before; up to {NEAR_TIE} below the best logit is rounding."
+    "Captured graphs are run again from a tape. Nothing of this ran on an NPU. Tokens are judged "
+    "by Hugging Face's float32 logits, given the tokens before; up to "
+    f"{NEAR_TIE} below the best logit is rounding."
 )
 
 
