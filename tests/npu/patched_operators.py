@@ -10,8 +10,9 @@ import sys
 
 import torch
 from npu_double import triton_host
+from npu_double.graphs import Graphs
 
-triton_host.install()
+triton_host.install(Graphs())
 
 from vllm_ascend.ops.gdn_ragged import ragged_recurrent_gated_delta_rule  # noqa: E402
 from vllm_ascend.ops.triton.spec_decode.max_softmax import max_softmax  # noqa: E402

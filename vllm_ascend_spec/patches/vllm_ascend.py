@@ -11,6 +11,7 @@ BUILDER = "vllm_ascend/ops/gdn_attn_builder.py"
 LAYER = "vllm_ascend/ops/gdn.py"
 RAGGED = "vllm_ascend/ops/gdn_ragged.py"
 KEYS = "vllm_ascend/compilation/graph_keys.py"
+V2, V2_TESTS = "vllm_ascend/worker/v2", "tests/ut/worker/v2"
 KERNEL = "vllm_ascend.ops.triton.kda.fused_recurrent_kda"
 OPERATOR = "torch.ops._C_ascend.npu_recurrent_gated_delta_rule"
 
@@ -152,6 +153,32 @@ def add_the_ragged_recurrence(module: Module) -> None:
     module.add_import(KERNEL, "fused_recurrent_gated_delta_rule_fwd_kernel")
 
 
+def keep_requests_without_drafts(module: Module) -> None:
+    prepare = module.scope("AscendMambaHybridModelState.prepare_attn")
+    module.replace_statement(
+        module.statement(
+            prepare,
+            lambda node: (
+                isinstance(node, ast.If)
+                and ast.unparse(node.test) == "num_draft_tokens_per_req is not None"
+            ),
+            "condition on num_draft_tokens_per_req",
+        ),
+        """
+        if num_draft_tokens_per_req is None:
+            num_draft_tokens_per_req = np.zeros(input_batch.num_reqs, dtype=np.int32)
+        # Without draft tokens a request still starts from the column of its last accepted
+        # token; prompt chunks alone start from column 0.
+        is_decode = input_batch.num_scheduled_tokens == num_draft_tokens_per_req + 1
+        num_decode_draft_tokens_np[: input_batch.num_reqs] = np.where(
+            is_decode & ~input_batch.is_prefilling_np,
+            num_draft_tokens_per_req,
+            -1,
+        )
+        """,
+    )
+
+
 def stream_the_maximum(module: Module) -> None:
     module.add_import("vllm_ascend.ops.triton.spec_decode.max_softmax", "max_softmax")
     method = module.scope("DynamicSpecScheduler._compute_dflash_token_probs")
@@ -228,9 +255,9 @@ SERIES = Series(
             How was this patch tested? New unit test; a hybrid model runs to the end on a host
             double of AscendCL. Not run on an NPU.
             """,
-            edits={"vllm_ascend/worker/v2/attn_utils.py": pass_is_prefilling_once},
+            edits={f"{V2}/attn_utils.py": pass_is_prefilling_once},
             files={
-                "tests/ut/worker/v2/test_attn_metadata_is_prefilling.py":
+                f"{V2_TESTS}/test_attn_metadata_is_prefilling.py":
                 "vllm_ascend/test_is_prefilling.py.in"
             },
         ),
@@ -244,11 +271,11 @@ SERIES = Series(
             How was this patch tested? New unit test. Not run on an NPU.
             """,
             edits={
-                "vllm_ascend/worker/v2/spec_decode/autoregressive/speculator.py":
+                f"{V2}/spec_decode/autoregressive/speculator.py":
                 skip_metadata_without_lengths
             },
             files={
-                "tests/ut/worker/v2/test_draft_step_lengths.py":
+                f"{V2_TESTS}/test_draft_step_lengths.py":
                 "vllm_ascend/test_draft_step_lengths.py.in"
             },
         ),
@@ -288,6 +315,23 @@ SERIES = Series(
             files={"tests/ut/ops/test_gdn_ragged.py": "vllm_ascend/test_gdn_ragged_kernel.py.in"},
         ),
         Patch(
+            "[BugFix][MRV2] Keep requests without draft tokens on GDN's speculative path",
+            """
+            A decoding request for which nothing was drafted is marked like a prompt chunk, and a
+            prompt chunk starts from state column 0. Its state lies in the column of the token that
+            it accepted last, so its next tokens are computed from an older state. Whether a row is
+            a verify row now depends on the request's phase, not on its number of draft tokens.
+
+            How was this patch tested? New unit test. Not run on an NPU.
+            """,
+            edits={f"{V2}/model_states/mamba_hybrid.py": keep_requests_without_drafts},
+            files={
+                f"{V2_TESTS}/test_requests_without_drafts.py": (
+                    "vllm_ascend/test_requests_without_drafts.py.in"
+                )
+            },
+        ),
+        Patch(
             "[Performance][SpecDecode] Confidence from one pass over the logits",
             """
             The dynamic scheduler copies the draft logits to float32, writes their softmax and
@@ -317,9 +361,9 @@ SERIES = Series(
             """,
             edits={
                 "vllm_ascend/compilation/acl_graph.py": key_parameters_by_graph,
-                "vllm_ascend/worker/v2/aclgraph_utils.py": key_target_graphs,
-                "vllm_ascend/worker/v2/spec_decode/dflash/aclgraph.py": key_dflash_graphs,
-                "vllm_ascend/worker/v2/spec_decode/eagle/aclgraph.py": key_eagle_graphs,
+                f"{V2}/aclgraph_utils.py": key_target_graphs,
+                f"{V2}/spec_decode/dflash/aclgraph.py": key_dflash_graphs,
+                f"{V2}/spec_decode/eagle/aclgraph.py": key_eagle_graphs,
             },
             files={
                 KEYS: "vllm_ascend/graph_keys.py.in",
