@@ -1,0 +1,53 @@
+"""The engine benchmarks' arithmetic: what is compared with what, and what counts as met."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmarks.engine import acceptance, adaptive, driver, exact, shapes
+
+
+def test_conditional_chances_multiply_to_the_unconditional_ones():
+    for rates in (acceptance.EASY, acceptance.HARD):
+        chances = acceptance.conditional(rates)
+        assert [math.prod(chances[: i + 1]) for i in range(7)] == pytest.approx(rates)
+
+
+def test_the_first_difference_carries_the_gap_of_the_first_named_arm():
+    one = {"tokens": [[1, 2, 3], [4, 5, 6]], "gaps": [[9.0, 0.1, 9.0], [9.0, 9.0, 9.0]]}
+    other = {"tokens": [[1, 7, 8], [4, 5, 6]]}
+    assert exact.first_differences(one, other) == [0.1]
+    rows = exact.compared("case", one, other)
+    assert [row.value for row in rows] == [1, 0.1]
+    assert rows[1].met
+
+
+def test_a_difference_that_is_no_near_tie_misses_the_bar():
+    one = {"tokens": [[1]], "gaps": [[2.0]]}
+    assert not exact.compared("case", one, {"tokens": [[2]]})[1].met
+
+
+def test_adaptive_is_held_against_the_best_other_arm_of_the_same_load():
+    names = ["no speculation", "K = 7", "adaptive", "adaptive, vLLM's planner"]
+    speeds = {(name, 8): [v] for name, v in zip(names, (100.0, 80.0, 98.0, 99.5), strict=True)}
+    rows = adaptive.compared(speeds, names, 8, 512)
+    ratios = {row.case.split(", ", 2)[2]: row for row in rows if row.metric.startswith("over")}
+    assert ratios["adaptive"].value == 0.98
+    assert ratios["adaptive"].met is False
+    assert ratios["adaptive, vLLM's planner"].met is None
+    assert "no speculation" in ratios["adaptive"].metric
+
+
+def test_shapes_keep_three_gdn_layers_to_one_of_attention():
+    layers = shapes.hybrid(32)["layer_types"]
+    assert layers.count("linear_attention") == 24
+    assert layers[3] == layers[31] == "full_attention"
+    assert shapes.drafter("dflash", 32)["block_size"] == 8
+    assert shapes.drafter("dspark", 32)["block_size"] == 7
+
+
+def test_spread_and_median_of_three_repeats():
+    assert driver.median([3.0, 1.0, 2.0]) == 2.0
+    assert driver.spread([9.0, 10.0, 11.0]) == pytest.approx(0.1)
