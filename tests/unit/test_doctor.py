@@ -27,7 +27,8 @@ def test_every_no_has_its_reason(host: Host) -> None:
     [
         ("dspark", Feature.ADAPTIVE_HYBRID, CPU, True),
         ("dspark", Feature.ADAPTIVE, HOPPER, True),
-        ("dspark", Feature.ADAPTIVE_HYBRID, HOPPER, False),
+        ("dspark", Feature.ADAPTIVE_HYBRID, HOPPER, True),
+        ("dspark", Feature.ADAPTIVE_HYBRID, AMPERE, False),
         ("dspark", Feature.ADAPTIVE, AMPERE, False),
         ("ngram", Feature.ADAPTIVE, CPU, False),
         ("suffix", Feature.MRV2, HOPPER, False),
@@ -40,6 +41,11 @@ def test_every_no_has_its_reason(host: Host) -> None:
 )
 def test_verdicts(name: str, feature: Feature, host: Host, ok: bool) -> None:
     assert verdict(method(name), feature, host).ok is ok
+
+
+def test_what_no_gpu_has_run_is_said() -> None:
+    assert "DSpark only" in verdict(method("mtp"), Feature.ADAPTIVE_HYBRID, HOPPER).reason
+    assert "only" not in verdict(method("dspark"), Feature.ADAPTIVE_HYBRID, HOPPER).reason
 
 
 def test_unknown_method_names_the_nearest() -> None:

@@ -34,11 +34,6 @@ _NO_RUNNER = "vLLM's Model Runner V2 has no {title} speculator; the plugin's own
 _NO_CONFIDENCE = Verdict(
     False, "upstream's n-gram speculator gives no confidence; every draft token is verified"
 )
-_NO_GDN_BACKEND = Verdict(
-    False,
-    "vLLM refuses it (GDNAttentionBackend ... does not support); the plugin's CUDA backend is not "
-    "there yet",
-)
 _NO_FULL_GRAPHS = Verdict(
     False,
     "FlashAttention 2 has no graph for varying lengths; set "
@@ -86,7 +81,8 @@ def _adaptive(method: Method, feature: Feature, host: Host) -> Verdict:
         return _NO_CONFIDENCE
     if not host.varying_length_graphs:
         return _NO_FULL_GRAPHS
-    if feature is Feature.ADAPTIVE_HYBRID and host.platform == "cuda":
-        return _NO_GDN_BACKEND
     source = "head" if method.confidence is Confidence.HEAD else "upstream's online estimator"
-    return Verdict(True, f"confidence: {source}")
+    seen = ""
+    if feature is Feature.ADAPTIVE_HYBRID and host.platform == "cuda" and method.name != "dspark":
+        seen = "; on a GPU seen with DSpark only"
+    return Verdict(True, f"confidence: {source}{seen}")
