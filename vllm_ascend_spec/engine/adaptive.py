@@ -19,6 +19,7 @@ import torch
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.async_utils import StepTimingSample
+from vllm.v1.worker.gpu.spec_decode import adaptive_verification as upstream_module
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
 from vllm_ascend_spec.budget.confidence import cold_start
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.input_batch import InputBatch
 
 logger = logging.getLogger("vllm.ascend_spec.adaptive")
+
+_RETURNS_ADMITTED_COUNTS = hasattr(upstream_module, "AdmittedDraftCounts")  # vLLM 0.33
 
 
 @dataclass(frozen=True)
@@ -186,8 +189,12 @@ class BudgetManager(AdaptiveVerificationManager):
 
     def reallocate_drafts(
         self, req_ids: list[str], idx_mapping: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Which rows those are, on the device, from the confidences of these very drafts."""
+    ) -> tuple[Any, ...]:
+        """Which rows those are, on the device, from the confidences of these very drafts.
+
+        Logits offsets int32 [R + 1], query start locations, draft rows; since vLLM 0.33 also the
+        admitted counts on the host, which only batch-sharded sampling asks for (see `attach`).
+        """
         planned = self._planned
         assert planned is not None
         requests = len(req_ids)
@@ -202,7 +209,8 @@ class BudgetManager(AdaptiveVerificationManager):
         )
         self._verified = self._packed.draft_lengths[:requests]
         self.clock.start()
-        return self._cu_num_logits[: requests + 1], self.query_start_loc, budget
+        layout = (self._cu_num_logits[: requests + 1], self.query_start_loc, budget)
+        return (*layout, None) if _RETURNS_ADMITTED_COUNTS else layout
 
     def observe_verdict(self, num_sampled: torch.Tensor) -> None:
         """The target is done: int32 [R] tokens emitted, on the device."""

@@ -104,6 +104,12 @@ def attach(runner: Any) -> None:
     options = Options.from_additional_config(runner.vllm_config.additional_config)
     if upstream is None or options.planner == "vllm":
         return
+    if getattr(upstream, "_copy_admitted_drafts_to_host", False):
+        logger.warning(
+            "Batch-sharded sampling reads every request's verified length on the host, which the "
+            "plugin's planner never does: vLLM's own planner is kept"
+        )
+        return
     from vllm_ascend_spec.engine.adaptive import BudgetManager
 
     config = runner.vllm_config
@@ -252,7 +258,10 @@ def _skip_block(original: Any) -> Any:
     def propose(self: Any, *args: Any, **named: Any) -> Any:
         self.ascend_spec_skips = _skips(self, named)
         if self.ascend_spec_skips:
-            named["is_profile"] = True  # no graph: the captured one drafts as well
+            if hasattr(self, "_store_hidden_states"):  # vLLM 0.33 knows rounds without drafts
+                named["num_speculative_tokens"] = 0
+            else:
+                named["is_profile"] = True  # no graph: the captured one drafts as well
         return original(self, *args, **named)
 
     return _unwrapped(propose)
