@@ -64,7 +64,7 @@ inline VectorBuffers BuffersOf(uint32_t keySize, uint32_t valueSize, uint32_t va
     b.gates = 2 * kMaxRows * kBlockBytes;  // one number a block: rows lie strided in memory
     b.gram = AlignBytes(kGramFloats * sizeof(float));
     b.norms = 2 * kMaxRows * kBlockBytes;
-    b.scratch = AlignBytes(uint64_t{Larger(keySize, valueSize)} * sizeof(float)) + kBlockBytes;
+    b.scratch = 2 * AlignBytes(uint64_t{keySize} * sizeof(float)) + kBlockBytes;  // squares, and their sum
     b.state = AlignBytes(uint64_t{valueTile} * keySize * sizeof(float));
     b.stage = AlignBytes(uint64_t{valueTile} * keySize * stateBytes);
     return b;

@@ -157,13 +157,14 @@ private:
                                         const AscendC::LocalTensor<float> &rows, uint32_t count) {
         auto scratch = scratchBuf_.Get<float>();
         auto square = scratch[kBlockFloats];
+        auto work = square[t_.keySize];
         const uint32_t used = count * kBlockFloats;
         AscendC::Duplicate(norms, 1.0f, used);
         AscendC::PipeBarrier<PIPE_V>();
         for (uint32_t t = 0; t < count; ++t) {
             AscendC::Mul(square, rows[t * t_.keySize], rows[t * t_.keySize], t_.keySize);
             AscendC::PipeBarrier<PIPE_V>();
-            AscendC::ReduceSum(norms[t * kBlockFloats], square, square, t_.keySize);
+            AscendC::ReduceSum(norms[t * kBlockFloats], square, work, t_.keySize);
             AscendC::PipeBarrier<PIPE_V>();
         }
         AscendC::Adds(norms, norms, kNormEpsilon, used);

@@ -346,9 +346,10 @@ inline void Axpy(const LocalTensor<float> &to, const LocalTensor<float> &a, floa
 inline void Duplicate(const LocalTensor<float> &to, float value, uint64_t count) {
     std::fill_n(to.Writes(PIPE_V, 0, count), count, value);
 }
-// The real one leaves rubbish in its scratch; here the scratch is overwritten with it.
 inline void ReduceSum(const LocalTensor<float> &to, const LocalTensor<float> &a, const LocalTensor<float> &scratch,
                       uint64_t count) {
+    Require(scratch.start_ >= a.start_ + count * sizeof(float) || scratch.start_ + count * sizeof(float) <= a.start_,
+            "ReduceSum's scratch lies over its source");
     const float *source = a.Reads(PIPE_V, 0, count);
     double sum = 0;
     for (uint64_t i = 0; i < count; ++i) sum += source[i];

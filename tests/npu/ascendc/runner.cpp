@@ -34,13 +34,15 @@ void Run(const Buffer *b, const gdn_verify::Tiling &t, uint32_t memory) {
     std::map<uintptr_t, uint64_t> ranges;
     for (int i = 0; i < COUNT; ++i) ranges[reinterpret_cast<uintptr_t>(b[i].at)] = b[i].bytes;
     const auto at = [&](int i) { return static_cast<GM_ADDR>(b[i].at); };
+    gdn_verify::LaunchTiling launch{t, TCubeTiling{}};
+    const auto tiling = reinterpret_cast<GM_ADDR>(&launch);
     OnEveryCore(t.cubeCores, memory, &ranges, [&] {
         gdn_verify::RunCube<StateT>(at(CUBE_Q), at(CUBE_K), at(STATE), at(START), at(INDICES), at(ACCEPTED),
-                                    at(WORKSPACE), t, TCubeTiling{});
+                                    at(WORKSPACE), tiling);
     });
     OnEveryCore(t.vectorCores, memory, &ranges, [&] {
         gdn_verify::RunVector<StateT>(at(Q), at(K), at(V), at(LOG_DECAY), at(BETA), at(STATE), at(START),
-                                      at(INDICES), at(ACCEPTED), at(WORKSPACE), at(OUT), t);
+                                      at(INDICES), at(ACCEPTED), at(WORKSPACE), tiling, at(OUT));
     });
 }
 
