@@ -60,9 +60,9 @@ def serve(
 ) -> None:
     """Serve MODEL over HTTP; every option of `vllm serve` may follow."""
     from vllm_ascend_spec.engine import launch
-    from vllm_ascend_spec.engine.generate import model_path
+    from vllm_ascend_spec.engine.generate import model_path, served_name
 
-    launch.serve(model_path(model), platform.value, context.args)
+    launch.serve(model_path(model), platform.value, served_name(model, context.args))
 
 
 @app.command()

@@ -60,10 +60,24 @@ def run(request: Request, as_json: bool) -> None:
 
 
 def model_path(model: str) -> str:
-    """The zoo's directory for a zoo name, unless a directory of that name is here."""
+    """The zoo's directory for a zoo name, unless a directory of that name is here.
+
+    Raises:
+        UserError: what can only be a path is not there; vLLM would ask the hub for it.
+    """
     if model in zoo.TARGETS and not Path(model).exists():
         return str(zoo.Zoo().target(model))
+    if model.startswith((".", "/", "~")) and not Path(model).expanduser().exists():
+        raise UserError(f"--model: no directory {model}. Give the checkpoint's directory.")
     return model
+
+
+def served_name(model: str, arguments: list[str]) -> list[str]:
+    """`arguments`, with the zoo's name as the name that clients ask for, unless one is given."""
+    given = any(a.partition("=")[0] == "--served-model-name" for a in arguments)
+    if given or model not in zoo.TARGETS or Path(model).exists():
+        return arguments
+    return [*arguments, "--served-model-name", model]
 
 
 def _prompts_from_stdin() -> list[str]:
