@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from vllm_ascend_spec.kernels.gdn_verify.stock import stock_operator_obstacle
+from vllm_ascend_spec.options import Options
 
 _CONV_DECODE = 1  # run_mode of the convolution operator
 _PAD_SLOT = -1
@@ -94,6 +95,20 @@ def build_for_any_rows(original: Any) -> Any:
         return metadata
 
     return build
+
+
+def captured_for_any_lengths(original: Any) -> Any:
+    """`build_for_cudagraph_capture`: with adaptive verification the plugin's kernel is captured."""
+
+    @functools.wraps(original)
+    def build_for_cudagraph_capture(self: Any, common_attn_metadata: Any) -> Any:
+        metadata = original(self, common_attn_metadata)
+        options = Options.from_additional_config(self.vllm_config.additional_config)
+        if options.adaptive and metadata.spec_sequence_masks is not None:
+            metadata.stock_obstacle = "the graph is replayed with rows of other lengths"
+        return metadata
+
+    return build_for_cudagraph_capture
 
 
 def _without_padding(common: Any, drafts: torch.Tensor) -> Any:

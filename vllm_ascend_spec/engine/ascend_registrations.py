@@ -15,6 +15,7 @@ from vllm_ascend_spec.engine.patching import Replacement, declare
 
 _ATTN_UTILS = "vllm_ascend.worker.v2.attn_utils"
 _QWEN3_5 = "vllm_ascend.patch.worker.patch_qwen3_5"
+_GDN_BUILDER = "vllm_ascend.ops.gdn_attn_builder:AscendGDNAttentionMetadataBuilder"
 _SPECULATOR = "vllm_ascend.worker.v2.spec_decode.autoregressive.speculator"
 
 
@@ -37,6 +38,18 @@ def extensions() -> tuple[Replacement, ...]:
             "vllm_ascend.worker.v2.model_runner:NPUModelRunner",
             "adaptive verification trims what the runner is handed",
             _extended_runner,
+        ),
+        _of_vllm_ascend(
+            "vllm_ascend.worker.v2.aclgraph_utils:ModelAclGraphManager",
+            "its graphs hold equal requests only; adaptive verification needs rows of any length",
+            _extended_graphs,
+        ),
+        _of_vllm_ascend(
+            f"{_GDN_BUILDER}.build_for_cudagraph_capture",
+            "a captured GDN layer must be right for rows of any length",
+            _captured_for_any_lengths,
+            defined_in="vllm.v1.attention.backends.gdn_attn:"
+            "GDNAttentionMetadataBuilder.build_for_cudagraph_capture",
         ),
         *(
             Replacement(
@@ -87,7 +100,7 @@ def repairs() -> tuple[Replacement, ...]:
             _with_real_requests,
         ),
         _of_vllm_ascend(
-            "vllm_ascend.ops.gdn_attn_builder:AscendGDNAttentionMetadataBuilder.build",
+            f"{_GDN_BUILDER}.build",
             "padding of FULL graphs counts as prompts; note steps the stock operator cannot run",
             _build_for_any_rows,
         ),
@@ -117,6 +130,18 @@ def _extended_runner(original: type) -> type:
     from vllm_ascend_spec.engine.ascend_runner import extend
 
     return extend(original)
+
+
+def _extended_graphs(original: type) -> type:
+    from vllm_ascend_spec.engine.ascend_graphs import extend
+
+    return extend(original)
+
+
+def _captured_for_any_lengths(original: Any) -> Any:
+    from vllm_ascend_spec.engine.ascend_gdn import captured_for_any_lengths
+
+    return captured_for_any_lengths(original)
 
 
 def _with_real_requests(original: Any) -> Any:

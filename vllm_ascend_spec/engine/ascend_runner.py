@@ -17,6 +17,9 @@ from vllm_ascend_spec.budget import surface as surfaces
 from vllm_ascend_spec.budget.cost import CostModel
 from vllm_ascend_spec.engine import ascend_confidence, ascend_lanes
 from vllm_ascend_spec.engine.ascend_adaptive import DraftRound, LengthPlanner, slots_of, trim
+from vllm_ascend_spec.engine.ascend_graphs import LONGEST_ROW, batch_of
+from vllm_ascend_spec.graphs.dispatcher import Batch, Replay, padding_lengths
+from vllm_ascend_spec.graphs.keys import GraphKey, Kind, Role
 from vllm_ascend_spec.options import Options
 
 logger = logging.getLogger("vllm.ascend_spec.adaptive")
@@ -29,6 +32,7 @@ def extend(upstream: Any) -> Any:
         """vllm-ascend's runner; `length_planner` is None where every draft token is verified."""
 
         length_planner: LengthPlanner | None = None
+        _launched: Any = None
 
         def initialize_kv_cache(self, kv_cache_config: Any) -> None:
             """As upstream; from here on the speculator is there to be observed."""
@@ -50,9 +54,34 @@ def extend(upstream: Any) -> Any:
 
         def execute_model(self, scheduler_output: Any, *args: Any, **named: Any) -> Any:
             """As upstream, on the draft tokens that are worth verifying."""
-            if self.length_planner is not None and not named.get("dummy_run"):
-                scheduler_output = _trimmed(self, self.length_planner, scheduler_output)
-            return super().execute_model(scheduler_output, *args, **named)
+            if self.length_planner is None or named.get("dummy_run"):
+                return super().execute_model(scheduler_output, *args, **named)
+            self._launched = _trimmed(self, self.length_planner, scheduler_output)
+            try:
+                return super().execute_model(self._launched, *args, **named)
+            finally:
+                self._launched = None
+
+        @property
+        def launched_batch(self) -> Batch | None:
+            """The step that is being launched; None in a dummy run, which has no requests."""
+            return None if self._launched is None else batch_of(self._launched, self)
+
+        def _pad_query_start_loc_for_fia(
+            self, rows: int, requests: int, real: int, starts: Any, *args: Any, **named: Any
+        ) -> Any:
+            """As upstream; in a graph for rows of any length, padding requests share the rest."""
+            manager = self.cudagraph_manager
+            if getattr(manager, "dispatcher", None) is None or rows not in manager.by_rows:
+                return super()._pad_query_start_loc_for_fia(
+                    rows, requests, real, starts, *args, **named
+                )
+            requests = manager.by_rows[rows].num_reqs
+            key = GraphKey(Role.TARGET, Kind.VERIFY, rows, requests)
+            padding = Replay(key, rows - int(starts[real]), requests - real)
+            lengths = padding_lengths(padding, LONGEST_ROW)
+            starts[real + 1 : requests + 1] = starts[real] + np.cumsum(lengths)
+            return starts, requests
 
         def postprocess_sampled(
             self, idx_mapping: Any, sampled: Any, num_sampled: Any, *rest: Any, **named: Any

@@ -1,0 +1,99 @@
+"""FULL graphs for rows of any length on vllm-ascend; importing this imports neither.
+
+vllm-ascend captures a decode graph for every number of requests, K + 1 rows each, so a step with
+trimmed rows finds none. With adaptive verification its graphs are captured once for each row count
+instead, with as many requests as the engine may run: which request has how many rows is read from
+the metadata, and the lengths of captured attention are updated before each replay.
+
+What a launch is decides, not its shape: a prompt's last chunk of K + 1 tokens finds no graph here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+from vllm_ascend_spec.graphs.dispatcher import Batch, Capture, Dispatcher, Replay, classify
+from vllm_ascend_spec.graphs.keys import GraphKey, Kind, Phase, Role
+from vllm_ascend_spec.options import Options
+
+logger = logging.getLogger("vllm.ascend_spec.graphs")
+
+LONGEST_ROW = 16  # vllm-ascend's limit on a decoding request of captured attention
+
+
+def extend(upstream: Any) -> Any:
+    """A graph manager derived from vllm-ascend's `ModelAclGraphManager`."""
+
+    class AscendSpecGraphManager(upstream):
+        """vllm-ascend's manager; `dispatcher` is None where every row has K + 1 tokens."""
+
+        dispatcher: Dispatcher | None = None
+
+        def _init_candidates(self) -> None:
+            super()._init_candidates()
+            options = Options.from_additional_config(self.vllm_config.additional_config)
+            if options.adaptive and self.cudagraph_mode.has_full_cudagraphs():
+                self.dispatcher = _for_any_lengths(self)
+
+        def dispatch(
+            self, num_reqs: int, num_tokens: int, uniform_token_count: Any, num_active_loras: int
+        ) -> Any:
+            """The graph for the step that the runner launches; as upstream without one."""
+            batch = self.model_runner.launched_batch
+            if self.dispatcher is not None and batch is not None and self._graphs_captured:
+                launch = self.dispatcher.dispatch(batch)
+                if isinstance(launch, Replay):
+                    return self.by_rows[launch.rows]
+                logger.debug("eager: %s", launch.message)
+            # Upstream's table was emptied, so that no graph is found by its shape.
+            return super().dispatch(num_reqs, num_tokens, uniform_token_count, num_active_loras)
+
+    AscendSpecGraphManager.__module__ = __name__
+    AscendSpecGraphManager.__qualname__ = "AscendSpecGraphManager"
+    return AscendSpecGraphManager
+
+
+def _for_any_lengths(manager: Any) -> Dispatcher:
+    """One graph for each captured row count, in place of those for equal requests."""
+    from vllm.config.compilation import CUDAGraphMode
+
+    equal = manager._capture_descs[CUDAGraphMode.FULL]
+    manager.by_rows = {
+        graph.num_tokens: dataclasses.replace(
+            graph,
+            num_reqs=min(graph.num_tokens, manager.max_num_reqs),
+            uniform_token_count=None,
+        )
+        for graph in equal
+    }
+    manager._capture_descs[CUDAGraphMode.FULL] = list(manager.by_rows.values())
+    manager._candidates.clear()
+    return Dispatcher(
+        Role.TARGET,
+        (
+            Capture(
+                GraphKey(Role.TARGET, Kind.VERIFY, graph.num_tokens, graph.num_reqs),
+                longest=LONGEST_ROW,
+                ragged=True,
+                padding_needs_request=True,
+            )
+            for graph in manager.by_rows.values()
+        ),
+    )
+
+
+def batch_of(scheduler_output: Any, runner: Any) -> Batch:
+    """What the step is: prompt chunks beside verification rows, or verification rows alone.
+
+    A decoding request without a draft token verifies its anchor, so it counts as such a row.
+    """
+    states = runner.req_states
+    rows, phases = [], []
+    for request, count in scheduler_output.num_scheduled_tokens.items():
+        slot = states.req_id_to_index[request]
+        in_prompt = states.num_computed_prefill_tokens[slot] < states.prefill_len.np[slot]
+        rows.append(count)
+        phases.append(Phase.PREFILL if in_prompt else Phase.VERIFY)
+    return classify(Role.TARGET, rows, phases)
