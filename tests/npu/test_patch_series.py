@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -19,6 +20,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from npu_double import harness
+from npu_double.cases import case
 
 from tests.patch_tree import apply_series, as_user, export_series, git
 from vllm_ascend_spec.patches.vllm_ascend import SERIES
@@ -103,6 +105,21 @@ def test_the_series_mends_what_stops_a_hybrid_model(
     answer = harness.run(case, folder)
     assert answer["error"] is None, answer["error"]["traceback"][-3000:]
     assert harness.judge(model, answer).right
+
+
+@pytest.mark.parametrize(("target", "method"), [("dense", "dspark"), ("hybrid", "eagle3")])
+def test_graphs_keyed_by_the_series_replay_with_right_tokens(
+    patched: Path, tmp_path: Path, target: str, method: str
+) -> None:
+    """Target and drafter in FULL graphs: every update reaches the graph that it is meant for."""
+    base = case(target, method, graphs=True)
+    small = replace(base, prompts=base.prompts[:2], max_tokens=(8, 6))
+    folder = tmp_path / "case"
+    folder.mkdir()
+    answer = harness.run(small, folder)
+    assert answer["error"] is None, answer["error"]["traceback"][-3000:]
+    assert answer["graphs"]["replays"] > 0 and answer["graphs"]["updates"] > 0
+    assert harness.judge(small.model, answer).right
 
 
 def _lowerable(source: Path, target: Path, kernel: str) -> None:
