@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from vllm_ascend_spec.budget.cost import CostModel
 from vllm_ascend_spec.budget.surface import StepKind, Surface, SurfaceKey, TargetPoint
 from vllm_ascend_spec.engine.ascend_adaptive import DraftRound, LengthPlanner, trim
 from vllm_ascend_spec.engine.ascend_lanes import Lane
+from vllm_ascend_spec.engine.ascend_platform import check_adaptive
+from vllm_ascend_spec.errors import UserError
+from vllm_ascend_spec.options import Options
 
 K = 4
 REQUESTS = 3
@@ -79,6 +83,39 @@ def test_without_a_cost_surface_every_draft_token_is_verified():
     made = planner(Lane.L0, None)
     made.sent(drafts([0.9, 0.01, 0.01]))
     assert decide(made) == [K] * REQUESTS
+
+
+def test_the_users_own_limit_holds_without_a_surface():
+    made = LengthPlanner(
+        method="dspark", draft_tokens=K, max_requests=REQUESTS, max_rows=16, lane=Lane.L0,
+        cost=None, max_draft_rows=5,
+    )  # fmt: skip
+    for slot in range(REQUESTS):
+        made.begin(slot, 0.0, 1.0)
+    made.sent(drafts([0.9, 0.01, 0.01]))
+    assert sum(decide(made)) == 5
+
+
+@pytest.mark.parametrize(
+    ("option", "engine", "message"),
+    [
+        ({"confidence": "head"}, {}, "loads no confidence head"),
+        ({"planner": "vllm"}, {}, "no adaptive verification of its own"),
+        ({}, {"stages": 2}, "--pipeline-parallel-size 2"),
+        ({}, {"local_argmax": True}, "use_local_argmax_reduction"),
+    ],
+)
+def test_what_vllm_ascend_cannot_do_is_refused(
+    option: dict[str, Any], engine: dict[str, Any], message: str
+):
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(pipeline_parallel_size=engine.get("stages", 1)),
+        speculative_config=SimpleNamespace(
+            use_local_argmax_reduction=engine.get("local_argmax", False)
+        ),
+    )
+    with pytest.raises(UserError, match=message):
+        check_adaptive(config, Options(adaptive=True, **option))
 
 
 @pytest.mark.parametrize(("lane", "waits"), [(Lane.L0, 1), (Lane.L1, 0)])

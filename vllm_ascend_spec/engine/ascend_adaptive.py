@@ -52,7 +52,7 @@ class LengthPlanner:
     """Decides how many draft tokens of each request a step verifies.
 
     method: the drafting method's name, for what is believed before any data. cost: None keeps
-    every draft token.
+    every draft token, as far as max_draft_rows of a step go.
     """
 
     def __init__(
@@ -64,9 +64,16 @@ class LengthPlanner:
         max_rows: int,
         lane: Lane,
         cost: CostModel | None,
+        max_draft_rows: int | None = None,
     ) -> None:
         # vLLM's speculators draft for the whole batch or not at all.
-        limits = Limits(draft_tokens, max_requests, max_rows, drafts_subset=False)
+        limits = Limits(
+            draft_tokens,
+            max_requests,
+            max_rows,
+            max_draft_rows=max_draft_rows,
+            drafts_subset=False,
+        )
         acceptance = confidence.cold_start(method, draft_tokens)
         self.controller = BudgetController(limits, cost, acceptance)
         self.lane = lane

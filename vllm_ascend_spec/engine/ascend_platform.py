@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.options import Options
 
 logger = logging.getLogger("vllm.ascend_spec.ascend")
@@ -51,6 +52,33 @@ def _check(vllm_config: Any, options: Options) -> None:
             "enable_adaptive_verification": None,
         }
     checks.check(checks.Plan(vllm_config.model_config.model, speculative, options))
+    if options.adaptive:
+        check_adaptive(vllm_config, options)
+
+
+def check_adaptive(vllm_config: Any, options: Options) -> None:
+    """Refuse what adaptive verification cannot do on vllm-ascend."""
+    if options.confidence == "head":
+        raise UserError(
+            'ascend_spec.confidence is "head", and the vLLM below this vllm-ascend loads no '
+            'confidence head. Leave it at "auto": the largest softmax of each draft token.'
+        )
+    if options.planner == "vllm":
+        raise UserError(
+            'ascend_spec.planner is "vllm", and the vLLM below this vllm-ascend has no adaptive '
+            'verification of its own. Leave it at "plugin".'
+        )
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    if stages > 1:
+        raise UserError(
+            f"ascend_spec.adaptive is true with --pipeline-parallel-size {stages}: only the last "
+            "stage knows the confidences. Set it to 1, or adaptive to false."
+        )
+    if getattr(vllm_config.speculative_config, "use_local_argmax_reduction", False):
+        raise UserError(
+            "use_local_argmax_reduction of --speculative-config leaves no logits to take a "
+            "confidence from. Drop it, or set ascend_spec.adaptive to false."
+        )
 
 
 def _state_rotary_share(text_config: Any) -> None:

@@ -171,6 +171,7 @@ def _planner(runner: Any, options: Options) -> LengthPlanner:
         max_rows=max_rows,
         lane=lane,
         cost=cost,
+        max_draft_rows=options.max_draft_rows,
     )
 
 
