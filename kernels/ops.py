@@ -4,9 +4,10 @@
     ops.pack_rows(scores, budget, batch, out)
     ops.picked()      # {"pack_rows": Pick(implementation="triton", device="cuda", reason=...)}
 
-`triton` serves CUDA and Ascend, `ascend` stands where a kernel must differ there, `host` is C++ for
-CPU tensors, `naive` is the oracle in plain torch. Off the CPU no implementation but `naive` waits
-for the host, and `naive` is picked there only where Triton is missing, with a warning.
+`cuda` is compiled from csrc/cuda, `triton` serves CUDA and Ascend, `ascend` stands where a kernel
+must differ there, `host` is C++ for CPU tensors, `naive` is the oracle in plain torch. Off the CPU
+no implementation but `naive` waits for the host, and `naive` is picked there only where Triton is
+missing, with a warning.
 """
 
 from __future__ import annotations
@@ -45,13 +46,18 @@ OPERATORS: dict[str, dict[str, str]] = {
     "combine_partials": _modules("max_softmax", "combine_partials", *_DEVICE),
     "draft_inputs": _modules("draft_inputs", "draft_inputs", *_DEVICE),
     "conv_verify": _modules("conv_verify", "conv_verify", *_DEVICE, "host"),
-    # the triton twin of gdn_verify takes raw gates, so it is not registered under this name
-    "gdn_verify": _modules("gdn_verify", "gdn_verify", "naive", "host"),
-    "replay_verify": _modules("gdn_verify", "replay_verify", naive="replay_naive", triton="replay"),
+    "gdn_verify": {
+        "naive": "gdn_verify.raw_gates:naive_verify",
+        "host": "gdn_verify.raw_gates:host_verify",
+        "triton": "gdn_verify.triton:gdn_verify",
+    },
+    "replay_verify": _modules(
+        "gdn_verify", "replay_verify", "cuda", naive="replay_naive", triton="replay"
+    ),
     "replay_flush": _modules("gdn_verify", "replay_flush", naive="replay_naive", triton="replay"),
 }
 PREFERENCE: dict[str, tuple[str, ...]] = {
-    "cuda": ("triton", "naive"),
+    "cuda": ("cuda", "triton", "naive"),
     "npu": ("ascend", "triton", "naive"),
     "cpu": ("host", "naive"),
 }
@@ -127,8 +133,11 @@ def _unavailable(operator: str, implementation: str) -> str | None:
     module = place and f"{__package__}.{place.partition(':')[0]}"
     if not module or importlib.util.find_spec(module) is None:
         return f"no {implementation} implementation"
-    if implementation in ("triton", "ascend") and importlib.util.find_spec("triton") is None:
+    needs_triton = implementation in ("cuda", "triton", "ascend")
+    if needs_triton and importlib.util.find_spec("triton") is None:
         return "triton is not installed"
+    if implementation == "cuda":
+        return importlib.import_module(module).unavailable()
     return None
 
 
@@ -177,7 +186,10 @@ def conv_verify(x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
 
 
 def gdn_verify(q: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-    """Gated-delta-rule verification, a state column per row; see `kernels.gdn_verify.naive`."""
+    """Gated-delta-rule verification, a state column per row; see `kernels.gdn_verify.triton`.
+
+    Gates are raw (a, b, A_log, dt_bias) on every device.
+    """
     return resolve("gdn_verify", q.device.type)(q, *args, **options)
 
 

@@ -69,15 +69,14 @@ WARP_FN void fold_if_due(const Arguments& x, const Work& w, const Pending& pendi
   if (w.flush != 0 && w.pending > 0) fold<kWide>(x, w, pending);
 }
 
-// kDepth tiles are asked for before anything else is done, and kept in flight; kPrefetch brings all
-// of them into L2 at once. A warp serves one half of a head, or both in turn.
-template <bool kWide, int kDepth, int kHalves, bool kPrefetch>
-WARP_FN void step_direct(const Arguments& x, int unit) {
-  constexpr int kHalfBytes = kHalf * kDim * StateTile<kWide>::kStateBytes;
-  Work w(x, kHalves == 1 ? unit : 2 * unit);
+// A head by one warp, its halves in turn. kDepth tiles are asked for before anything else is done, and
+// kept in flight.
+template <bool kWide, int kDepth>
+WARP_FN void step_direct(const Arguments& x, int head) {
+  constexpr int kHalves = 2, kHalfBytes = kHalf * kDim * StateTile<kWide>::kStateBytes;
+  Work w(x, kHalves * head);
   if (w.num_rows == 0) return;
   const char* const state_at = half_state<kWide>(x, w);
-  if (kPrefetch) warp::prefetch(state_at, kHalves * kHalfBytes);
   StateTile<kWide> ahead[kDepth];
 #pragma unroll
   for (int tile = 0; tile < kDepth; ++tile) ahead[tile].template load<true>(state_at, tile);
@@ -103,7 +102,7 @@ WARP_FN void step_direct(const Arguments& x, int unit) {
   }
 #pragma unroll 1
   for (int half = 0; half < kHalves; ++half) {
-    if (kHalves > 1) w.half = half;
+    w.half = half;
     fold_if_due<kWide>(x, w, prepared.pending);
   }
 }
@@ -119,42 +118,23 @@ WARP_FN void finish_copied(HalfHead<kWide>& work, const char* buffer) {
   }
 }
 
-// Items first, first + stride, ...; the next item's state is copied as soon as a buffer is free.
-template <bool kWide, int kBuffers>
-WARP_FN void steps_copied(const Arguments& x, char* buffers, uint64_t* barriers, int first,
-                          int stride, int total) {
-  constexpr uint32_t kBytes = kHalf * kDim * StateTile<kWide>::kStateBytes;
-  if (first >= total) return;
+// Half a head by one warp; its state arrives in `buffer` by one bulk copy, which `barrier` ends.
+template <bool kWide>
+WARP_FN void step_copied(const Arguments& x, char* buffer, uint64_t* barrier, int unit) {
+  const Work w(x, unit);
+  // Before the barrier is made: without rows this return is all that a warp has to do.
+  if (w.num_rows == 0) return;
   warp::Copier copier;
-  copier.init(barriers, kBuffers);
-  Work w(x, first);
-  int buffer = 0;
-  if (w.num_rows) copier.start(buffer, buffers, half_state<kWide>(x, w), kBytes);
-  for (int unit = first; unit < total; unit += stride) {
-    // The last turn looks at its own item again rather than past the end.
-    const bool more = unit + stride < total;
-    const Work next(x, more ? unit + stride : unit);
-    const int following = (buffer + 1) % kBuffers;
-    const bool copy_next = more && next.num_rows > 0;
-    if (kBuffers > 1 && copy_next)
-      copier.start(following, buffers + following * kBytes, half_state<kWide>(x, next), kBytes);
-    if (w.num_rows) {
-      HalfInputs<kWide> inputs;
-      inputs.load(x, w);
-      const Prepared<kWide> prepared(x, w);
-      HalfHead<kWide> work(x, w, prepared, inputs);
-      copier.wait(buffer);
-      finish_copied<kWide>(work, buffers + buffer * kBytes);
-      if (kBuffers == 1 && copy_next)
-        copier.start(following, buffers, half_state<kWide>(x, next), kBytes);
-      store_results<kWide>(x, w, work.results);
-      fold_if_due<kWide>(x, w, prepared.pending);
-    } else if (kBuffers == 1 && copy_next) {
-      copier.start(following, buffers, half_state<kWide>(x, next), kBytes);
-    }
-    w = next;
-    buffer = following;
-  }
+  copier.init(barrier);
+  copier.start(buffer, half_state<kWide>(x, w), kHalf * kDim * StateTile<kWide>::kStateBytes);
+  HalfInputs<kWide> inputs;
+  inputs.load(x, w);
+  const Prepared<kWide> prepared(x, w);
+  HalfHead<kWide> work(x, w, prepared, inputs);
+  copier.wait();
+  finish_copied<kWide>(work, buffer);
+  store_results<kWide>(x, w, work.results);
+  fold_if_due<kWide>(x, w, prepared.pending);
 }
 
 }  // namespace gdn

@@ -5,24 +5,24 @@
 
 namespace {
 
-template <bool kWide, int kWarps, int kBlocks, int kDepth, int kHalves, bool kPrefetch>
+template <bool kWide, int kWarps, int kBlocks, int kDepth>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks)
     direct_kernel(const __grid_constant__ gdn::Arguments x) {
-  const int unit = blockIdx.x * kWarps + (threadIdx.x >> 5);
-  if (unit < 2 / kHalves * x.requests * x.value_heads)
-    gdn::step_direct<kWide, kDepth, kHalves, kPrefetch>(x, unit);
+  const int head = blockIdx.x * kWarps + (threadIdx.x >> 5);
+  if (head < x.requests * x.value_heads) gdn::step_direct<kWide, kDepth>(x, head);
 }
 
-template <bool kWide, int kWarps, int kBlocks, int kBuffers>
+template <bool kWide>
+constexpr int kHalfBytes = gdn::kHalf * gdn::kDim * (kWide ? 4 : 2);
+
+template <bool kWide, int kWarps, int kBlocks>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks)
     copied_kernel(const __grid_constant__ gdn::Arguments x) {
   extern __shared__ __align__(128) char shared[];
-  __shared__ uint64_t barriers[kWarps * kBuffers];
-  constexpr int kBytes = kBuffers * gdn::kHalf * gdn::kDim * (kWide ? 4 : 2);
-  const int warp = threadIdx.x >> 5;
-  gdn::steps_copied<kWide, kBuffers>(x, shared + warp * kBytes, barriers + warp * kBuffers,
-                                     blockIdx.x * kWarps + warp, gridDim.x * kWarps,
-                                     2 * x.requests * x.value_heads);
+  __shared__ uint64_t barriers[kWarps];
+  const int warp = threadIdx.x >> 5, unit = blockIdx.x * kWarps + warp;
+  if (unit < 2 * x.requests * x.value_heads)
+    gdn::step_copied<kWide>(x, shared + warp * kHalfBytes<kWide>, barriers + warp, unit);
 }
 
 struct Variant {
@@ -30,61 +30,31 @@ struct Variant {
   bool wide;
   void (*kernel)(gdn::Arguments);
   int warps;
+  int blocks_per_sm;
   int shared_bytes;
-  int halves;         // of a head that a warp serves
-  int blocks_per_sm;  // of a persistent grid; 0: one block for every `warps` items
+  int halves;  // of a head that a warp serves
 };
 
-template <bool kWide, int kWarps, int kBlocks, int kDepth, int kHalves = 1, bool kPrefetch = false>
+template <bool kWide, int kWarps, int kBlocks, int kDepth>
 constexpr Variant direct(const char* name) {
-  return {name,   kWide, direct_kernel<kWide, kWarps, kBlocks, kDepth, kHalves, kPrefetch>,
-          kWarps, 0,     kHalves,
-          0};
+  return {name, kWide, direct_kernel<kWide, kWarps, kBlocks, kDepth>, kWarps, kBlocks, 0, 2};
 }
 
-template <bool kWide, int kWarps, int kBlocks, int kBuffers>
-constexpr Variant copied(const char* name, bool persistent) {
-  return {name,
-          kWide,
-          copied_kernel<kWide, kWarps, kBlocks, kBuffers>,
-          kWarps,
-          kWarps * kBuffers * gdn::kHalf * gdn::kDim * (kWide ? 4 : 2),
-          1,
-          persistent ? kBlocks : 0};
+template <bool kWide, int kWarps, int kBlocks>
+constexpr Variant copied(const char* name) {
+  return {name,   kWide,   copied_kernel<kWide, kWarps, kBlocks>,
+          kWarps, kBlocks, kWarps * kHalfBytes<kWide>,
+          1};
 }
 
-// Names say: how the state arrives, warps a block, blocks a multiprocessor, tiles ahead.
+// Of each state type the one for many requests first, then the one for few; figures of these and of
+// those that lost: docs/kernels/gdn_verify.md. Names say: how the state arrives, warps a block,
+// blocks a multiprocessor, tiles ahead.
 const Variant kVariants[] = {
-    direct<false, 4, 3, 1>("direct w4 b3 d1"),
-    direct<false, 4, 4, 1>("direct w4 b4 d1"),
-    direct<false, 4, 2, 2>("direct w4 b2 d2"),
-    direct<false, 4, 3, 2>("direct w4 b3 d2"),
-    direct<false, 4, 2, 4>("direct w4 b2 d4"),
-    direct<false, 1, 12, 2>("direct w1 b12 d2"),
-    direct<false, 4, 3, 1, 1, true>("direct w4 b3 d1 L2"),
-    direct<false, 4, 4, 1, 1, true>("direct w4 b4 d1 L2"),
-    direct<false, 4, 2, 2, 1, true>("direct w4 b2 d2 L2"),
-    direct<false, 4, 3, 1, 2, true>("direct w4 b3 d1 whole heads L2"),
-    direct<false, 4, 3, 1, 2>("direct w4 b3 d1 whole heads"),
-    direct<false, 4, 2, 2, 2>("direct w4 b2 d2 whole heads"),
-    direct<false, 2, 6, 1, 2>("direct w2 b6 d1 whole heads"),
-    direct<false, 2, 4, 4, 2>("direct w2 b4 d4 whole heads"),
-    copied<false, 4, 3, 1>("copied w4 b3", false),
-    copied<false, 1, 12, 1>("copied w1 b12", false),
-    copied<false, 4, 3, 1>("copied w4 b3 persistent", true),
-    copied<false, 1, 12, 1>("copied w1 b12 persistent", true),
-    copied<false, 2, 3, 2>("copied w2 b3 2 buffers persistent", true),
-    direct<true, 4, 2, 1>("direct w4 b2 d1"),
-    direct<true, 4, 2, 2>("direct w4 b2 d2"),
-    direct<true, 1, 8, 1>("direct w1 b8 d1"),
-    direct<true, 4, 3, 1>("direct w4 b3 d1"),
-    direct<true, 4, 2, 1, 1, true>("direct w4 b2 d1 L2"),
-    direct<true, 4, 3, 1, 1, true>("direct w4 b3 d1 L2"),
-    direct<true, 2, 4, 1, 2, true>("direct w2 b4 d1 whole heads L2"),
-    direct<true, 2, 4, 1, 2>("direct w2 b4 d1 whole heads"),
-    copied<true, 2, 3, 1>("copied w2 b3", false),
-    copied<true, 1, 6, 1>("copied w1 b6", false),
-    copied<true, 1, 6, 1>("copied w1 b6 persistent", true),
+    copied<false, 4, 3>("copied w4 b3"),
+    direct<false, 4, 2, 2>("direct w4 b2 d2 whole heads"),
+    copied<true, 2, 3>("copied w2 b3"),
+    direct<true, 2, 4, 1>("direct w2 b4 d1 whole heads"),
 };
 constexpr int kVariantCount = sizeof(kVariants) / sizeof(kVariants[0]);
 
@@ -98,6 +68,12 @@ const char* gdn_verify_variant_name(int variant) { return kVariants[variant].nam
 
 int gdn_verify_variant_is_fp32(int variant) { return kVariants[variant].wide; }
 
+// Value heads that the launch cut has in work at once on one multiprocessor.
+int gdn_verify_variant_heads(int variant) {
+  const Variant& v = kVariants[variant];
+  return v.warps * v.blocks_per_sm * v.halves / 2;
+}
+
 int gdn_verify_argument_bytes() { return sizeof(gdn::Arguments); }
 
 const char* gdn_verify_error(int error) {
@@ -105,8 +81,7 @@ const char* gdn_verify_error(int error) {
 }
 
 // 0, or a cudaError_t. Waits for nothing, so that it can be captured.
-int gdn_verify_launch(const gdn::Arguments* arguments, int variant, int multiprocessors,
-                      void* stream) {
+int gdn_verify_launch(const gdn::Arguments* arguments, int variant, void* stream) {
   const Variant& v = kVariants[variant];
   if (v.shared_bytes > 48 * 1024) {
     const cudaError_t error = cudaFuncSetAttribute(
@@ -114,9 +89,7 @@ int gdn_verify_launch(const gdn::Arguments* arguments, int variant, int multipro
     if (error != cudaSuccess) return error;
   }
   const int units = 2 / v.halves * arguments->requests * arguments->value_heads;
-  int blocks = (units + v.warps - 1) / v.warps;
-  if (v.blocks_per_sm && v.blocks_per_sm * multiprocessors < blocks)
-    blocks = v.blocks_per_sm * multiprocessors;
+  const int blocks = (units + v.warps - 1) / v.warps;
   v.kernel<<<blocks, 32 * v.warps, v.shared_bytes, static_cast<cudaStream_t>(stream)>>>(*arguments);
   return cudaGetLastError();
 }

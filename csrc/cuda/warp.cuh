@@ -151,12 +151,6 @@ WARP_FN uint4 load_stream(const void* at) {
   return x;
 }
 
-// Bring bytes (a multiple of 16) into L2, by one lane and without a register.
-WARP_FN void prefetch(const void* from, uint32_t bytes) {
-  if (lane() == 0)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
 WARP_FN uint4 load16(const void* at) { return *static_cast<const uint4*>(at); }
 
 WARP_FN uint32_t load4(const void* at) { return *static_cast<const uint32_t*>(at); }
@@ -167,29 +161,23 @@ WARP_FN void store16(void* at, uint4 x) { *static_cast<uint4*>(at) = x; }
 
 WARP_FN void store8(void* at, uint2 x) { *static_cast<uint2*>(at) = x; }
 
-// A warp's own bulk copies into shared memory; one barrier for each of up to 32 buffers.
+// One bulk copy of a warp into its part of shared memory.
 struct Copier {
-  uint32_t barriers;
-  uint32_t phases;
+  uint32_t barrier;
 
-  WARP_FN void init(uint64_t* barriers_at, int buffers) {
-    barriers = static_cast<uint32_t>(__cvta_generic_to_shared(barriers_at));
-    phases = 0;
+  WARP_FN void init(uint64_t* barrier_at) {
+    barrier = static_cast<uint32_t>(__cvta_generic_to_shared(barrier_at));
     if (lane() == 0) {
-      for (int i = 0; i < buffers; ++i)
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers + 8 * i) : "memory");
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     sync();
   }
 
-  // Every lane has read what the buffer held: a lane that gets here waits for the others.
-  WARP_FN void start(int buffer, void* to, const void* from, uint32_t bytes) {
-    sync();
+  WARP_FN void start(void* to, const void* from, uint32_t bytes) {
     if (lane() == 0) {
       const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-      const uint32_t barrier = barriers + 8 * buffer;
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
                    "r"(bytes)
                    : "memory");
@@ -200,16 +188,15 @@ struct Copier {
     }
   }
 
-  WARP_FN void wait(int buffer) {
+  WARP_FN void wait() {
     uint32_t done = 0;
     while (!done)
       asm volatile(
           "{\n.reg .pred done;\n"
-          "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}\n"
+          "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], 0;\nselp.u32 %0, 1, 0, done;\n}\n"
           : "=r"(done)
-          : "r"(barriers + 8 * buffer), "r"((phases >> buffer) & 1u)
+          : "r"(barrier)
           : "memory");
-    phases ^= 1u << buffer;
   }
 };
 

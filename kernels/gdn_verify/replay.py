@@ -20,12 +20,10 @@ import triton
 from torch import Tensor
 
 from .._launch import grid
-from .layout import MAX_ROWS, ReplayCache, StepCursor
-from .triton import check_rows
+from .layout import MAX_ROWS, ReplayCache, ReplayLayout, StepCursor
+from .rows import TILE, checked_rows
 from .triton_replay import replay_flush_kernel, replay_verify_kernel
 from .triton_system import dot_precision
-
-_TILE = 8  # rows of K in a tile; with as many of Q they fill the 16 rows of a matrix unit
 
 
 @dataclass(frozen=True)
@@ -33,32 +31,31 @@ class ReplayConfig:
     """How a launch is cut.
 
     heads: value heads of one program; their small systems are solved together. block_v: rows of a
-    state per tile. num_warps, num_stages, max_registers: CUDA only.
+    state per tile. fold_v, fold_k: rows and columns of a tile of a flush. num_warps, num_stages:
+    CUDA only.
     """
 
     heads: int = 8
     block_v: int = 64
     num_warps: int = 4
     num_stages: int = 2
-    prefetch: bool = False
-    max_registers: int | None = None
     fold_v: int = 64
     fold_k: int = 64
 
 
 def default_config(state_dtype: torch.dtype, max_rows: int, device: torch.device) -> ReplayConfig:
-    """CUDA: sized for registers. Elsewhere: the largest cut tried that fits Ascend's 192 KB.
+    """CUDA up to 8 rows: the fastest on an H200; beyond: sized for registers, not measured.
 
-    None of these is a measured optimum (docs/kernels/gdn_verify.md).
+    Elsewhere: the largest cut tried that fits Ascend's 192 KB.
     """
     if device.type != "cuda":
-        tile = 16 if max_rows > _TILE or state_dtype == torch.float32 else 32
-        return ReplayConfig(heads=1 if max_rows > _TILE else 2, block_v=tile, fold_v=tile)
-    if max_rows > _TILE:
+        tile = 16 if max_rows > TILE or state_dtype == torch.float32 else 32
+        return ReplayConfig(heads=1 if max_rows > TILE else 2, block_v=tile, fold_v=tile)
+    if max_rows > TILE:
         return ReplayConfig(heads=4, block_v=32 if state_dtype == torch.float32 else 64)
     if state_dtype == torch.float32:
-        return ReplayConfig(heads=4, block_v=32)
-    return ReplayConfig()
+        return ReplayConfig(heads=2, block_v=16, num_warps=2, num_stages=3)
+    return ReplayConfig(heads=4, block_v=128)
 
 
 def replay_verify(
@@ -74,7 +71,7 @@ def replay_verify(
     step: StepCursor,
     cache: ReplayCache,
     out: Tensor | None = None,
-    max_rows: int = _TILE,
+    max_rows: int = TILE,
     scale: float | None = None,
     config: ReplayConfig | None = None,
 ) -> Tensor:
@@ -98,10 +95,9 @@ def replay_verify(
         ValueError: shapes, dtypes or strides that the kernel does not take.
     """
     layout = cache.check()
-    _check_ring(layout.ring_rows, max_rows)
-    check_rows(q, k, v, a, b)
+    check_ring(layout.ring_rows, max_rows)
+    out, row_strides = checked_rows(q, k, v, a, b, out)
     requests = slots.shape[0]
-    out = torch.zeros_like(v, memory_format=torch.contiguous_format) if out is None else out
     if requests == 0:
         return out
     config = config or default_config(layout.state_dtype, max_rows, q.device)
@@ -110,14 +106,12 @@ def replay_verify(
         q, k, v, a, b, A_log, dt_bias, query_start_loc, slots,
         step.start, step.pending, step.flush, *cache.tensors(), out,
         requests, layout.key_dim**-0.5 if scale is None else scale,
-        *(x.stride(0) for x in (q, k, v, a, out, *cache.tensors())),
-        HV=layout.value_heads, HK=layout.key_heads, DK=layout.key_dim, DV=layout.value_dim,
-        W=layout.ring_rows, W2=_padded(layout.ring_rows),
-        T=_TILE if max_rows <= _TILE else MAX_ROWS, HEADS=heads,
+        *row_strides, *(x.stride(0) for x in cache.tensors()), **_shape_constants(layout),
+        T=TILE if max_rows <= TILE else MAX_ROWS, HEADS=heads,
         BV=min(config.block_v, layout.value_dim),
         FOLD_BV=min(config.fold_v, layout.value_dim), FOLD_DK=min(config.fold_k, layout.key_dim),
         PRECISION=dot_precision(layout.state_dtype, q.device),
-        PREFETCH=config.prefetch, STAGES=config.num_stages, **_launch_options(config),
+        STAGES=config.num_stages, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return out
 
@@ -130,33 +124,29 @@ def replay_flush(
     Afterwards the cursor of those slots must be reset (`Cursor.reset`): their rings are spent.
     """
     layout = cache.check()
-    config = config or default_config(layout.state_dtype, _TILE, slots.device)
+    config = config or default_config(layout.state_dtype, TILE, slots.device)
     heads = min(config.heads, layout.value_heads)
     requests = slots.shape[0]
     if requests == 0:
         return
     replay_flush_kernel[grid(requests * (layout.value_heads // heads), slots.device)](
         slots, step.start, step.pending, *cache.tensors(), requests,
-        *(x.stride(0) for x in cache.tensors()),
-        HV=layout.value_heads, HK=layout.key_heads, DK=layout.key_dim, DV=layout.value_dim,
-        W=layout.ring_rows, W2=_padded(layout.ring_rows), HEADS=heads,
+        *(x.stride(0) for x in cache.tensors()), **_shape_constants(layout), HEADS=heads,
         FOLD_BV=min(config.fold_v, layout.value_dim), FOLD_DK=min(config.fold_k, layout.key_dim),
         num_warps=config.num_warps,
     )  # fmt: skip
 
 
-def _padded(ring_rows: int) -> int:
-    return max(16, triton.next_power_of_2(ring_rows))
+def _shape_constants(layout: ReplayLayout) -> dict[str, int]:
+    return {
+        "HV": layout.value_heads, "HK": layout.key_heads, "DK": layout.key_dim,
+        "DV": layout.value_dim, "W": layout.ring_rows,
+        "W2": max(16, triton.next_power_of_2(layout.ring_rows)),
+    }  # fmt: skip
 
 
-def _launch_options(config: ReplayConfig) -> dict[str, int]:
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    if config.max_registers:
-        options["maxnreg"] = config.max_registers
-    return options
-
-
-def _check_ring(ring_rows: int, max_rows: int) -> None:
+def check_ring(ring_rows: int, max_rows: int) -> None:
+    """Refuse a ring that cannot hold a step behind the rows that a flush leaves pending."""
     if not 1 <= max_rows <= MAX_ROWS:
         raise ValueError(f"max_rows must be 1 to {MAX_ROWS}, got {max_rows}")
     if ring_rows < 2 * max_rows:

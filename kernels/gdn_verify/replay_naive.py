@@ -50,10 +50,14 @@ def replay_verify(
     step: StepCursor,
     cache: ReplayCache,
     out: Tensor | None = None,
+    max_rows: int | None = None,
     scale: float | None = None,
     work: torch.dtype = torch.float64,
 ) -> Tensor:
-    """As `replay.replay_verify`; the cache may hold any float dtype, so float64 shows errors."""
+    """As `replay.replay_verify`, without need of max_rows.
+
+    The cache may hold any float dtype: float64 shows a kernel's errors.
+    """
     out = torch.zeros_like(v) if out is None else out
     group = v.shape[1] // q.shape[1]
     scale = q.shape[-1] ** -0.5 if scale is None else scale

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from .._launch import grid
 from .layout import MAX_ROWS
+from .rows import TILE, checked_rows
 from .triton_system import dot_fp32, dot_precision, dot_state, load_rows, pick_head, prepare_heads
-
-_TILE = 8
 
 
 @triton.jit
@@ -132,11 +131,27 @@ class NativeConfig:
     num_warps: int = 4
 
 
-def default_config(max_rows: int, device: torch.device) -> NativeConfig:
+def default_config(
+    max_rows: int, device: torch.device, state_dtype: torch.dtype = torch.bfloat16
+) -> NativeConfig:
     """Outside CUDA the largest cut tried that fits Ascend's 192 KB; none is a measured optimum."""
     if device.type == "cuda":
-        return NativeConfig()
-    return NativeConfig(heads=2, block_v=32) if max_rows <= _TILE else NativeConfig(1, 16)
+        return NativeConfig(block_v=32 if state_dtype == torch.float32 else 64)
+    return NativeConfig(heads=2, block_v=32) if max_rows <= TILE else NativeConfig(1, 16)
+
+
+def check_config(config: NativeConfig, state_dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse the cuts among which is one whose outputs were wrong, once, on an H200.
+
+    From 64 state rows a tile the products of an fp32 state run in tf32 on warp groups (wgmma). The
+    states were right, and later runs were, too; no other cut compiles to that instruction
+    (docs/kernels/gdn_verify.md).
+    """
+    if device.type == "cuda" and state_dtype == torch.float32 and config.block_v >= 64:
+        raise ValueError(
+            f"NativeConfig.block_v is {config.block_v}: an fp32 state takes at most 32 rows a tile "
+            "on CUDA, larger tiles gave wrong outputs once"
+        )
 
 
 def gdn_verify(
@@ -152,7 +167,7 @@ def gdn_verify(
     state_indices: Tensor,
     num_accepted: Tensor,
     out: Tensor | None = None,
-    max_rows: int = _TILE,
+    max_rows: int = TILE,
     scale: float | None = None,
     config: NativeConfig | None = None,
 ) -> Tensor:
@@ -183,32 +198,21 @@ def gdn_verify(
             f"max_rows must be 1 to {MAX_ROWS} and within the {state_indices.shape[1]} columns of "
             f"state_indices, got {max_rows}"
         )
-    check_rows(q, k, v, a, b)
+    out, row_strides = checked_rows(q, k, v, a, b, out)
     _, HV, DV, DK = states.shape
-    out = torch.zeros_like(v, memory_format=torch.contiguous_format) if out is None else out
     requests = state_indices.shape[0]
     if requests == 0:
         return out
-    config = config or default_config(max_rows, q.device)
+    config = config or default_config(max_rows, q.device, states.dtype)
+    check_config(config, states.dtype, q.device)
     heads = min(config.heads, HV)
     native_verify_kernel[grid(requests * (HV // heads), q.device)](
         q, k, v, a, b, A_log, dt_bias, query_start_loc, state_indices, num_accepted, states, out,
         requests, state_indices.shape[1], DK**-0.5 if scale is None else scale,
-        *(x.stride(0) for x in (q, k, v, a, out)), *state_indices.stride(), states.stride(0),
-        HV=HV, HK=q.shape[1], DK=DK, DV=DV, T=_TILE if max_rows <= _TILE else MAX_ROWS,
+        *row_strides, *state_indices.stride(), states.stride(0),
+        HV=HV, HK=q.shape[1], DK=DK, DV=DV, T=TILE if max_rows <= TILE else MAX_ROWS,
         HEADS=heads, BV=min(config.block_v, DV),
         PRECISION=dot_precision(states.dtype, q.device),
         num_warps=config.num_warps,
     )  # fmt: skip
     return out
-
-
-def check_rows(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> None:
-    """Refuse inputs whose rows the kernels cannot read. Reads no device value."""
-    if q.dtype != torch.bfloat16 or k.dtype != torch.bfloat16:
-        raise ValueError(f"q and k must be bfloat16, got {q.dtype} and {k.dtype}")
-    if a.stride() != b.stride() or a.stride(-1) != 1:
-        raise ValueError(f"a and b must have the same strides, got {a.stride()} and {b.stride()}")
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.stride()[1:] != (x.shape[2], 1):
-            raise ValueError(f"{name} must be contiguous within a row, got strides {x.stride()}")

@@ -132,7 +132,6 @@ def replay_verify_kernel(
     FOLD_BV: tl.constexpr,
     FOLD_DK: tl.constexpr,
     PRECISION: tl.constexpr,
-    PREFETCH: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Grid: any size up to num_requests * HV / HEADS; programs stride over (request, heads)."""
@@ -204,39 +203,23 @@ def replay_verify_kernel(
 
             new_place = (start + pending + t) % W
             tiles = HEADS * (DV // BV)
-            if PREFETCH:
-                state, x, ring_keys, ring_updates, v = load_tile(
-                    state_base, q_base, k_base, v_base, keys_base, updates_base, q_row, k_row,
-                    v_row, first_head, 0, num_rows, place, is_pending, GROUP, DK, DV, W, T, BV,
-                )  # fmt: skip
             for tile in tl.range(0, tiles, num_stages=STAGES):
                 h = tile // (DV // BV)
                 value = (tile % (DV // BV)) * BV + tl.arange(0, BV)
-                if PREFETCH:
-                    state_now, x_now, keys_now, updates_now, v_now = (
-                        state, x, ring_keys, ring_updates, v
-                    )  # fmt: skip
-                    state, x, ring_keys, ring_updates, v = load_tile(
-                        state_base, q_base, k_base, v_base, keys_base, updates_base, q_row, k_row,
-                        v_row, first_head, tl.minimum(tile + 1, tiles - 1), num_rows, place,
-                        is_pending, GROUP, DK, DV, W, T, BV,
-                    )  # fmt: skip
-                else:
-                    state_now, x_now, keys_now, updates_now, v_now = load_tile(
-                        state_base, q_base, k_base, v_base, keys_base, updates_base, q_row, k_row,
-                        v_row, first_head, tile, num_rows, place, is_pending, GROUP, DK, DV, W, T,
-                        BV,
-                    )  # fmt: skip
+                state, x, ring_keys, ring_updates, v = load_tile(
+                    state_base, q_base, k_base, v_base, keys_base, updates_base, q_row, k_row,
+                    v_row, first_head, tile, num_rows, place, is_pending, GROUP, DK, DV, W, T, BV,
+                )  # fmt: skip
 
-                y = dot_state(state_now, x_now) * pick_head(from_state, h, HEADS)[None, :]
-                weight = tl.dot(keys_now, tl.trans(x_now))
+                y = dot_state(state, x) * pick_head(from_state, h, HEADS)[None, :]
+                weight = tl.dot(ring_keys, tl.trans(x))
                 weight *= pick_head(pending_weight, h, HEADS)[:, None]
                 weight *= pick_head(from_pending, h, HEADS)[None, :]
                 if FP32_STATE:
-                    y += dot_fp32(tl.trans(updates_now), weight, PRECISION)
+                    y += dot_fp32(tl.trans(ring_updates), weight, PRECISION)
                 else:
-                    y = dot_exact_left(tl.trans(updates_now), weight, y)
-                right = pick_head(beta, h, HEADS)[None, :] * (v_now.to(tl.float32) - y)
+                    y = dot_exact_left(tl.trans(ring_updates), weight, y)
+                right = pick_head(beta, h, HEADS)[None, :] * (v.to(tl.float32) - y)
                 right = tl.where(is_query[None, :], 0.0, right)
                 system = tl.trans(pick_head(inverse, h, HEADS))
                 z = dot_fp32(right, system, PRECISION) + tl.where(is_query[None, :], y, 0.0)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kernels import _cuda_library
+
 ROOT = Path(__file__).parents[2]
 
 HAS_CXX = shutil.which("g++") is not None
@@ -28,15 +30,9 @@ def emulated(kernel: str) -> Path:
     return path
 
 
-@functools.cache
 def built(kernel: str) -> Path:
-    """csrc/cuda/<kernel>.cu for the GPU of this host; skips the test where there is no nvcc."""
-    if shutil.which("nvcc") is None:
-        pytest.skip("the CUDA kernel is built with nvcc")
-    path = Path(tempfile.mkdtemp()) / f"{kernel}.so"
-    subprocess.run(
-        ["nvcc", "-O3", "-std=c++17", "-arch=native", "-Xcompiler", "-fPIC", "-shared",
-         ROOT / f"csrc/cuda/{kernel}.cu", "-o", path],
-        check=True,
-    )  # fmt: skip
-    return path
+    """The library for the GPU of this host; skips the test where there is none."""
+    try:
+        return _cuda_library.library(kernel)
+    except _cuda_library.MissingLibraryError as missing:
+        pytest.skip(str(missing))

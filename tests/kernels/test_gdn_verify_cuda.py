@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.gdn_verify import cuda
-from kernels.gdn_verify.layout import ReplayCache, ReplayLayout
+from kernels.gdn_verify.layout import ReplayLayout, StepCursor
 from tests.kernels.emulation import HAS_CXX, built, emulated
 
 REQUESTS, DIM = 3, 128
@@ -111,21 +111,76 @@ def test_launch_cuts_agree(dtype: torch.dtype, device: torch.device) -> None:
         assert torch.equal(updates, runs[0][1])
 
 
-def small(dtype: torch.dtype, **changes: Any) -> tuple[ReplayCache, torch.Tensor, torch.Tensor]:
-    shape = {"key_heads": 1, "value_heads": 2, "ring_rows": 16} | changes
-    cache_of = ReplayLayout(state_dtype=dtype, **shape).allocate(2, "cpu")
-    out = torch.zeros(1, 2, cache_of.state.shape[2], dtype=torch.bfloat16)
-    return cache_of, out, torch.zeros(1, 2, dtype=torch.bfloat16)
+def call(dtype: torch.dtype, dim: int = DIM, tokens: int = 5, **shape: int) -> dict[str, Any]:
+    """Arguments of `cuda.replay_verify`: one request of `tokens` rows, no pending rows."""
+    layout = ReplayLayout(1, 2, dim, DIM, shape.get("ring_rows", 16), dtype)
+    random = torch.Generator().manual_seed(0)
+    normal = lambda *size: torch.randn(*size, generator=random).bfloat16()  # noqa: E731
+    cache_of = layout.allocate(2, "cpu")
+    cache_of.state.normal_(0, 0.3, generator=random)
+    integer = lambda *values: torch.tensor(values, dtype=torch.int32)  # noqa: E731
+    return {
+        "q": normal(tokens, 1, dim), "k": normal(tokens, 1, dim), "v": normal(tokens, 2, DIM),
+        "a": normal(tokens, 2), "b": normal(tokens, 2), "A_log": torch.zeros(2),
+        "dt_bias": torch.zeros(2), "query_start_loc": integer(0, tokens), "slots": integer(1),
+        "step": StepCursor(integer(3), integer(0), integer(0)), "cache": cache_of,
+    }  # fmt: skip
+
+
+def obstacle(arguments: dict[str, Any], max_rows: int = 8) -> str | None:
+    rows = tuple(arguments[name] for name in ("q", "k", "v", "a"))
+    head = (arguments["A_log"], arguments["dt_bias"])
+    out = torch.zeros_like(arguments["v"])
+    return cuda.obstacle(rows, head, arguments["cache"], out, max_rows)
 
 
 @pytest.mark.parametrize(
     ("changes", "rows", "reason"),
     [
-        ({"key_dim": 64}, 8, "head dimensions are 64 and 128"),
+        ({"dim": 64}, 8, "head dimensions are 64 and 128"),
         ({"ring_rows": 48}, 8, "a ring of 48"),
         ({"ring_rows": 32}, 16, "16 rows a step"),
     ],
 )
 def test_says_what_it_cannot_take(changes: dict[str, int], rows: int, reason: str) -> None:
-    assert reason in str(cuda.obstacle(*small(torch.bfloat16, **changes), rows))
-    assert cuda.obstacle(*small(torch.bfloat16), 8) is None
+    assert reason in str(obstacle(call(torch.bfloat16, **changes), rows))
+    assert obstacle(call(torch.bfloat16)) is None
+
+
+def test_says_which_types_and_addresses_it_cannot_take() -> None:
+    arguments = call(torch.bfloat16)
+    assert "dt_bias torch.float16" in str(obstacle(arguments | {"dt_bias": torch.zeros(2).half()}))
+    assert "not bfloat16" in str(obstacle(arguments | {"v": arguments["v"].float()}))
+    odd = torch.zeros(5 * 2 * DIM + 1, dtype=torch.bfloat16)[1:].view(5, 2, DIM)
+    assert "multiples of 16 bytes" in str(obstacle(arguments | {"v": odd}))
+    with pytest.raises(ValueError, match=r"multiples of 16 bytes; use replay\.py"):
+        cuda.replay_verify(**arguments | {"v": odd}, opened=library())
+
+
+@pytest.mark.skipif(ON_GPU, reason="tensors of this test lie on the CPU")
+def test_a_call_that_it_cannot_take_runs_as_triton() -> None:
+    ours, reference = call(torch.bfloat16, dim=32), call(torch.bfloat16, dim=32)
+    found = cuda.replay_verify(**ours)
+    assert torch.equal(found, schedule.replay.replay_verify(**reference))
+    assert bool(found.any())
+    for one, other in zip(ours["cache"].tensors(), reference["cache"].tensors(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.skipif(ON_GPU, reason="tensors of this test lie on the CPU")
+def test_default_cut_and_scale_match_the_triton_kernel() -> None:
+    ours, reference = call(torch.float32), call(torch.float32)
+    found = cuda.replay_verify(**ours, opened=library())
+    exact = schedule.replay_naive.replay_verify(**reference)
+    torch.testing.assert_close(found.float(), exact.float(), rtol=1e-2, atol=1e-2)
+    nothing = call(torch.float32, tokens=0)
+    assert cuda.replay_verify(**nothing, opened=library()).shape == (0, 2, DIM)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_few_heads_get_the_cut_for_one_wave(dtype: torch.dtype) -> None:
+    many, few = of_dtype(dtype)
+    assert few.name.startswith("direct") and many.name.startswith("copied")
+    assert library().pick(dtype, few.heads * 132, 132) == few
+    assert library().pick(dtype, few.heads * 132 + 1, 132) == many
+    assert few.heads == 8  # 1056 heads of an H200: 32 requests of 32 heads fit, 64 do not
