@@ -1,14 +1,14 @@
-"""gdn_verify, replay layout: every launch cut of the CUDA kernel beside Triton's and vLLM's kernel.
+"""gdn_verify, replay layout: the CUDA kernel, its launch cuts, Triton's and vLLM's kernel.
 
 PYTHONPATH=. python -m benchmarks.kernels.gdn_verify_cuda [--json PATH] [--repeats N]
 
 Builds csrc/cuda/gdn_verify.cu with the nvcc of the host. Each kernel is checked against float64
-before it is timed; one that is wrong is named and left out.
+before it is timed; one that is wrong is named and left out. Figures with a bar are of the launch
+cut that the library picks by itself.
 """
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,21 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm_ascend_spec.kernels.gdn_verify import cuda
-from vllm_ascend_spec.kernels.gdn_verify.replay import ReplayConfig
 
-from benchmarks.kernels import _build, _gdn, _measure
+from benchmarks.kernels import _gdn, _measure
 from benchmarks.kernels import gdn_verify as uniform
 from benchmarks.kernels._gdn import DIM, MAX_ROWS, Kernel, Replay, Shape
 from benchmarks.kernels.gdn_verify import BF16, FP32, row, sets_of
 
 CHECK_SECONDS = 90
-TRITON = {
-    BF16: [ReplayConfig(4, 128), ReplayConfig(8, 128), ReplayConfig(1, 32, 1, 3)],
-    FP32: [ReplayConfig(2, 16, 2, 3), ReplayConfig(1, 16, 1, 3)],
-}
+PICKED = "CUDA"
 
 
-def cuda_kernel(opened: cuda.Library, variant: cuda.Variant) -> Kernel:
+def cuda_kernel(opened: cuda.Library, variant: cuda.Variant | None) -> Kernel:
+    """variant: None for the one that the library picks."""
+
     def run(*arguments: Any) -> Tensor:
         return cuda.replay_verify(*arguments, DIM**-0.5, opened, variant)
 
@@ -81,11 +79,12 @@ def checked(opened: cuda.Library) -> list[cuda.Variant]:
 def candidates(
     opened: cuda.Library, variants: list[cuda.Variant], state: torch.dtype
 ) -> dict[str, Kernel]:
-    """By name; Triton's are those that agree with float64."""
-    kernels: dict[str, Kernel] = {
+    """By name: what is picked, each launch cut, and Triton's kernels that agree with float64."""
+    kernels: dict[str, Kernel] = {PICKED: cuda_kernel(opened, None)}
+    kernels |= {
         f"CUDA {v.name}": cuda_kernel(opened, v) for v in variants if v.state_dtype == state
     }
-    for _, config in uniform.compiled([(state, config) for config in TRITON[state]]):
+    for _, config in uniform.compiled([(state, config) for config in uniform.CONFIGS[state]]):
         kernel = _gdn.triton_kernel(config)
         errors = _gdn.replay_errors(state, kernel)
         cut = f"{config.heads} heads, {config.block_v} rows, {config.num_warps} warps"
@@ -112,8 +111,8 @@ def read_roof(state: torch.dtype, repeats: int) -> float:
     return _measure.read_time(list(states.chunk(2)), repeats).us
 
 
-def choose(state: torch.dtype, kernels: dict[str, Kernel]) -> tuple[str, list[dict[str, Any]]]:
-    """The fastest CUDA cut by the geometric mean of T 8 and T 1, and every kernel's times."""
+def compare(state: torch.dtype, kernels: dict[str, Kernel]) -> list[dict[str, Any]]:
+    """Every kernel's times."""
     shapes = (
         Shape(state, 256, MAX_ROWS), Shape(state, 256, 1, 0),
         Shape(state, 256, MAX_ROWS, flush=True), Shape(state, 256, 0, 0), Shape(state, 32, 1, 0),
@@ -128,8 +127,7 @@ def choose(state: torch.dtype, kernels: dict[str, Kernel]) -> tuple[str, list[di
             row(f"{shape.name} {name}", "time", value, "us", better="lower")
             for shape, value in zip(shapes, us, strict=True)
         ]
-    ours = [name for name in kernels if name.startswith("CUDA")]
-    return min(ours, key=lambda name: math.prod(x[name].us for x in found[:2])), entries
+    return entries
 
 
 def figures(state: torch.dtype, name: str, kernel: Kernel, repeats: int) -> list[dict[str, Any]]:
@@ -186,27 +184,28 @@ def beside_vllm(shape: Shape, ours: float, repeats: int, bar: float | None) -> l
     return entries
 
 
-def all_rows(states: Sequence[torch.dtype], repeats: int) -> tuple[list[dict[str, Any]], str]:
-    opened = cuda.Library(_build.library("gdn_verify"))
+def all_rows(states: Sequence[torch.dtype], repeats: int) -> list[dict[str, Any]]:
+    """RuntimeError if a launch cut is wrong: it could be the one that is picked."""
+    opened = cuda.library()
     variants = checked(opened)
-    tried, reached, chosen = [], [], []
+    if len(variants) < len(opened.variants):
+        raise RuntimeError("a launch cut is wrong (above): no figures")
+    tried, reached = [], []
     for state in states:
         kernels = candidates(opened, variants, state)
-        name, entries = choose(state, kernels)
-        chosen.append(f"{state}: {name}")
-        tried += entries
-        reached += figures(state, name, kernels[name], repeats)
+        tried += compare(state, kernels)
+        reached += figures(state, PICKED, kernels[PICKED], repeats)
         torch.cuda.empty_cache()
-    return tried + reached, "; ".join(chosen)
+    return tried + reached
 
 
 def main() -> None:
     options = _measure.arguments(__doc__ or "")
-    entries, chosen = all_rows((BF16, FP32), options.repeats)
+    entries = all_rows((BF16, FP32), options.repeats)
     notes = (
         f"HV {_gdn.HV}, HK {_gdn.HK}, d {DIM}, ring {_gdn.RING}. Captured graph of calls over "
         "input sets larger than L2, time a call. Read roof: the states of the batch, read and "
-        f"added up, in the same run. Figures with a bar are of the fastest CUDA cut: {chosen}. "
+        "added up, in the same run. Figures with a bar are of the launch cut that is picked. "
         f"vLLM: {'fused_sigmoid_gating_delta_rule_update' if _gdn.HAS_VLLM else 'not installed'}."
     )
     _measure.report("kernels/gdn_verify_cuda", entries, options, notes)
