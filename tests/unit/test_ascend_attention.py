@@ -10,6 +10,7 @@ import torch
 from vllm_ascend_spec.engine.ascend_attention import (
     AttentionArgumentError,
     SparseMode,
+    check_call,
     fused_infer_arguments,
     with_lengths,
 )
@@ -50,6 +51,26 @@ def test_sparse_modes() -> None:
     assert (band["sparse_mode"], band["pre_tokens"], band["next_tokens"]) == (4, 100, 0)
 
 
+def test_padding_may_attend_to_nothing() -> None:
+    """As vllm-ascend has it in captured launches; with any token its own rows count."""
+    assert arguments(kv_lengths=[105, 4, 0])["actual_seq_lengths_kv"][2] == 0
+    with pytest.raises(AttentionArgumentError, match="gives request 2 1 tokens"):
+        arguments(kv_lengths=[105, 4, 1])
+
+
+def test_another_ones_call_is_checked_by_its_keywords() -> None:
+    call = arguments()
+    check_call(call)
+    check_call(arguments(sparse_mode=SparseMode.BAND, window=9))
+    for change, said in (
+        ({"input_layout": "BSH"}, "input_layout is BSH"),
+        ({"num_heads": 4}, "num_heads is 4, query has 8"),
+        ({"actual_seq_lengths": [5, 9, 10]}, "ends at 10, query has 11"),
+    ):
+        with pytest.raises(AttentionArgumentError, match=said):
+            check_call(call | change)
+
+
 def test_without_a_block_table_kv_lengths_are_cumulative() -> None:
     rows = meta(12, 2, 64)
     call = arguments(key=rows, value=rows, block_table=None, kv_lengths=[5, 9, 12])
@@ -71,7 +92,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"query_ends": [5, 9, 10]}, "query_ends ends at 10, query has 11 rows"),
     ({"kv_lengths": [105, 4]}, "kv_lengths has 2 requests, query_ends has 3"),
     ({"kv_lengths": [105, 3, 256]}, "gives request 1 3 tokens, it has 4 query rows"),
-    ({"query_ends": [5, 5, 11], "kv_lengths": [9, 0, 9]}, "gives request 1 0 tokens"),
+    ({"kv_lengths": [105, -1, 256]}, "gives request 1 -1 tokens"),
     ({"kv_lengths": [105, 109, 365]}, "request 2 365 tokens, .* holds 256; .* not cumulative"),
     ({"key": meta(10, 64, 2, 64), "value": meta(10, 64, 2, 64)}, "key has blocks of 64 tokens"),
     ({"key": meta(10, 128, 4, 64)}, "key has shape .* paged cache is"),

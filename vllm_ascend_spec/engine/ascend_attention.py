@@ -59,8 +59,8 @@ def fused_infer_arguments(
         key, value: caches [blocks, 128, kv_heads, D] or [blocks, 128, kv_heads * D] with a block
             table, else [S, kv_heads, D]; the query's dtype and device.
         query_ends: [R] on the host, cumulative; the last one is T. A padding request may be empty.
-        kv_lengths: [R] on the host: tokens each request attends to, its own rows included, 1 or
-            more for padding; without a block table cumulative, and the last one is S.
+        kv_lengths: [R] on the host: tokens each request attends to, its own rows included, or 0
+            for padding; without a block table cumulative, and the last one is S.
         block_table: [R or more, columns] int32.
         mask: [2048, 2048] int8, uint8 or bool, 1 above the diagonal; for CAUSAL and BAND only.
         window: tokens before its own that a query sees, for BAND only.
@@ -97,6 +97,27 @@ def fused_infer_arguments(
         "sparse_mode": int(sparse_mode), "pre_tokens": NO_LIMIT if window is None else window,
         "next_tokens": NO_LIMIT if window is None else 0,
     }  # fmt: skip
+
+
+def check_call(arguments: dict[str, Any]) -> None:
+    """Check the keyword arguments of somebody else's call in TND layout, as if built here.
+
+    Raises:
+        AttentionArgumentError: names the argument and what it has to be.
+    """
+    if arguments.get("input_layout") != "TND":
+        _refuse("input_layout", f"is {arguments.get('input_layout')}; only TND is checked")
+    query = arguments["query"]
+    if arguments.get("num_heads") != query.shape[1]:
+        _refuse("num_heads", f"is {arguments.get('num_heads')}, query has {query.shape[1]} heads")
+    mode = arguments.get("sparse_mode", SparseMode.ALL)
+    fused_infer_arguments(
+        query, arguments["key"], arguments["value"],
+        query_ends=arguments["actual_seq_lengths"], kv_lengths=arguments["actual_seq_lengths_kv"],
+        kv_heads=arguments["num_key_value_heads"], scale=arguments["scale"], sparse_mode=mode,
+        block_table=arguments.get("block_table"), mask=arguments.get("atten_mask"),
+        window=arguments.get("pre_tokens") if mode == SparseMode.BAND else None,
+    )  # fmt: skip
 
 
 def with_lengths(
@@ -163,11 +184,12 @@ def _check_kv_lengths(lengths: list[int], ends: list[int], capacity: int) -> Non
     for request, (length, (first, last)) in enumerate(
         zip(lengths, pairwise([0, *ends]), strict=True)
     ):
-        if length < max(last - first, 1):
+        # vllm-ascend lets the padding of a captured launch attend to nothing.
+        if length != 0 and length < last - first:
             _refuse(
                 "kv_lengths",
                 f"gives request {request} {length} tokens, it has {last - first} query rows; its "
-                "own rows count, and a padding request needs 1",
+                "own rows count, and only padding may have 0",
             )
         if length > capacity:
             _refuse(
