@@ -32,6 +32,7 @@ ARMS = [
     ("hybrid", "dspark"),
 ]
 SPECULATING = [arm for arm in ARMS if arm[1] != "none"]
+FEW = 4  # draft tokens a step, so that most requests verify their anchor alone
 SPECULATORS = {
     "none": None,
     "mtp": "AscendMTPSpeculator",
@@ -129,6 +130,16 @@ def test_adaptive_tokens_are_the_models_own(
     assert {1, DRAFT_TOKENS + 1} <= {length for step in lengths for length in step}
 
 
+def test_requests_that_accepted_drafts_may_get_none_next(
+    run_case: RunCase, surfaces: Path, record: Record
+):
+    """The state of such a row lies in a later column, and its convolution's history too."""
+    few = case("hybrid", "dspark", surfaces=surfaces, draft_rows=FEW)
+    answer, judgement = right(run_case(few))
+    record.engine(f"hybrid-dspark adaptive, {FEW} draft rows", answer, judgement)
+    assert any(1 in lengths and max(lengths) > 1 for lengths in harness.verified_lengths(answer))
+
+
 @pytest.mark.parametrize(
     ("target", "method"), [("dense", "dspark"), ("hybrid", "dspark"), ("hybrid", "eagle3")]
 )
@@ -191,7 +202,9 @@ def test_a_fault_is_seen(
 ):
     """The fault changes tokens or stops the engine; without it neither happens (tests above)."""
     where = surfaces if is_adaptive else None
-    ran = run_case(case("hybrid", method, graphs=graphs, surfaces=where, mutation=fault))
+    few = FEW if is_adaptive and fault == "rows_are_what_vllm_ascend_takes_them_for" else None
+    broken = case("hybrid", method, graphs=graphs, surfaces=where, draft_rows=few, mutation=fault)
+    ran = run_case(broken)
     seen = went_wrong(ran)
     arm = f"hybrid-{method} {'graphs' if graphs else 'eager'}{', adaptive' * is_adaptive}"
     record.fault(f"{arm}: {fault.replace('_', ' ')}", seen)

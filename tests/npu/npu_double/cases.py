@@ -26,12 +26,13 @@ def case(
     *,
     graphs: bool = False,
     surfaces: Path | None = None,
+    draft_rows: int | None = None,
     mutation: str | None = None,
 ) -> Case:
     """One engine.
 
     graphs: capture FULL graphs of decode steps. surfaces: switches adaptive verification on, with
-    a cost surface that is written there.
+    a cost surface that is written there. draft_rows: most draft tokens verified in a step.
     """
     zoo = Zoo()
     texts = tuple(prompt.text for prompt in zoo.prompts()[:PROMPTS])
@@ -47,7 +48,7 @@ def case(
         }
     if surfaces is not None:
         surface = harness.cost_surface(surfaces, target, method, DRAFT_TOKENS, sizes)
-        options = {"adaptive": True, "cost_surface": str(surface)}
+        options = {"adaptive": True, "cost_surface": str(surface), "max_draft_rows": draft_rows}
         engine["additional_config"] = {"ascend_spec": options}
     speculative = zoo.speculative_config(target, method, DRAFT_TOKENS)
     base = Case(str(zoo.target(target)), speculative, texts, mutation=mutation)
@@ -70,12 +71,21 @@ def right(ran: Ran) -> tuple[dict[str, Any], Judgement]:
     lengths = [len(tokens) for tokens in answer["tokens"]]
     assert lengths == ANSWER_TOKENS[: len(lengths)]
     assert judgement.right, judgement.gaps
+    assert _lengths_agree(answer)
     return answer, judgement
 
 
 def went_wrong(ran: Ran) -> bool:
-    """Whether a fault showed: the engine stopped, a graph hangs, or tokens are not the model's."""
+    """Whether a fault showed: an error, a graph that hangs, wrong lengths or wrong tokens."""
     answer, judgement = ran
-    if answer["error"] is not None or answer["waiting"]:
+    if answer["error"] is not None or answer["waiting"] or not _lengths_agree(answer):
         return True
     return judgement is not None and not judgement.right
+
+
+def _lengths_agree(answer: dict[str, Any]) -> bool:
+    """Whether the host's context lengths, which attention plans with, are the device's.
+
+    A few keys too many at the end hardly move a trained model, so tokens alone do not tell.
+    """
+    return all(step["lengths"] == step["host_lengths"] for step in answer["steps"])

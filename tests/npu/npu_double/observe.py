@@ -9,7 +9,8 @@ def steps(runner: Any) -> list[dict[str, Any]]:
     """A list that grows by one entry a step: rows that each request verified and what came of it.
 
     drafted: draft tokens the scheduler handed over; rows: rows the device computed for the
-    request; emitted: tokens sampled.
+    request; emitted: tokens sampled; lengths and host_lengths: context lengths on the device, and
+    on the host, where attention takes them from.
     """
     seen: list[dict[str, Any]] = []
     sample = runner.sample
@@ -23,6 +24,8 @@ def steps(runner: Any) -> list[dict[str, Any]]:
                 "drafted": [0] * batch.num_reqs if drafted is None else drafted.tolist(),
                 "rows": batch.query_start_loc[: batch.num_reqs + 1].diff().tolist(),
                 "emitted": result[1].tolist(),
+                "lengths": batch.seq_lens[: batch.num_reqs].tolist(),
+                "host_lengths": batch.seq_lens_np[: batch.num_reqs].tolist(),
             }
         )
         return result
