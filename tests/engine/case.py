@@ -59,16 +59,23 @@ def _run_batch(llm: Any, observer: recorder.Recorder, spy: _SchedulerSpy, batch:
 
 def _generate(llm: Any, prompts: list[list[int]], batch: Any) -> list[Any]:
     from vllm import SamplingParams, TokensPrompt
+    from vllm.sampling_params import StructuredOutputsParams
 
     limits = batch["max_tokens"]
+    more = dict(batch["sampling"])
+    if "structured_outputs" in more:
+        more["structured_outputs"] = StructuredOutputsParams(**more["structured_outputs"])
     sampling = [
         SamplingParams(
-            temperature=batch["temperature"],
-            seed=batch["seed"],
-            max_tokens=limits[i % len(limits)],
-            ignore_eos=True,
-            detokenize=False,
-            logprobs=2 if batch["logprobs"] else None,
+            **{
+                "temperature": batch["temperature"],
+                "seed": batch["seed"],
+                "max_tokens": limits[i % len(limits)],
+                "ignore_eos": True,
+                "detokenize": False,
+                "logprobs": 2 if batch["logprobs"] else None,
+                **more,
+            }
         )
         for i in range(len(prompts))
     ]
@@ -93,6 +100,8 @@ def _answer(output: Any, trace: recorder.Trace) -> Any:
         "prompt_tokens": len(output.prompt_token_ids),
         "cached_tokens": output.num_cached_tokens,
         "tokens": list(completion.token_ids),
+        "text": completion.text,
+        "others": [list(other.token_ids) for other in output.outputs[1:]],
         "gaps": [scores[0] - scores[1] for scores in top_two],
         "steps": [
             {

@@ -23,6 +23,7 @@ class Batch:
     """Prompts of one `generate` call: {"ids": ...} or {"text": ...}, with an optional "length".
 
     max_tokens: one limit for each prompt in turn, so that requests leave and enter in between.
+    sampling: more of vLLM's sampling parameters; `structured_outputs` as a plain object.
     """
 
     prompts: list[dict[str, Any]]
@@ -31,6 +32,7 @@ class Batch:
     logprobs: bool = False
     temperature: float = 0.0
     seed: int | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -263,10 +263,12 @@ class BudgetManager(AdaptiveVerificationManager):
         plan = self.controller.plan(
             slots, in_hand, samples, int(base.sum()), sampling, context, kind
         )
+        # Rejection sampling takes the logits of a trimmed batch in one piece.
+        room = self._max_total_logits - len(req_ids) * self.num_bonus_tokens
         whole = int(in_hand[self._opted_out[slots]].sum()) if self._any_opted_out else 0
         return Planned(
             plan=plan,
-            budget=min(max(plan.draft_rows, whole), int(in_hand.sum())),
+            budget=min(max(plan.draft_rows, whole), int(in_hand.sum()), max(room, 0)),
             kind=kind,
             requests=len(req_ids),
             sampling=sampling,

@@ -14,6 +14,7 @@ from vllm_ascend_spec.engine.patching import Replacement, declare, on_import
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
 _GDN_LAYER = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
+_TOP_K_TOP_P = "vllm.v1.sample.ops.topk_topp"
 _BACKENDS = "vllm.v1.attention.backends.registry"
 
 
@@ -43,6 +44,12 @@ def replacements() -> tuple[Replacement, ...]:
             reason="step costs come from graph replays upstream, on a CPU from an option",
             make=_create_manager,
             defined_in=_ADAPTIVE,
+        ),
+        Replacement(
+            target=f"{_TOP_K_TOP_P}_sampler:apply_top_k_top_p_triton",
+            reason="the interpreter stops in this kernel: a loop counter has no .to()",
+            make=_top_k_top_p_in_torch,
+            defined_in=f"{_TOP_K_TOP_P}_triton",
         ),
         Replacement(
             target=f"{_RUNNER}:resolve_adaptive_cudagraph_mode",
@@ -113,6 +120,15 @@ def _validate_without_graphs(original: Any) -> Any:
             compilation.cudagraph_mode = mode
 
     return validate_adaptive_verification
+
+
+def _top_k_top_p_in_torch(_original: Any) -> Any:
+    def apply_top_k_top_p_triton(logits: Any, k: Any, p: Any) -> Any:
+        from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
+
+        return apply_top_k_top_p_pytorch(logits, k, p, allow_cpu_sync=True)
+
+    return apply_top_k_top_p_triton
 
 
 def _create_manager(original: Any) -> Any:

@@ -84,6 +84,9 @@ REQUIRED: dict[str, tuple[UpstreamName, ...]] = {
         UpstreamName("vllm.v1.worker.gpu.block_table:_gather_block_tables_kernel"),
         UpstreamName("vllm.v1.worker.gpu.block_table:_compute_slot_mappings_kernel"),
         UpstreamName("vllm.v1.worker.utils:_zero_kv_blocks_kernel"),
+        UpstreamName(
+            "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p_pytorch", ("allow_cpu_sync",)
+        ),
         UpstreamName("vllm.entrypoints.cli.serve:cmd_init"),
         UpstreamName("vllm.entrypoints.serve.utils.api_utils:cli_env_setup"),
         UpstreamName(
