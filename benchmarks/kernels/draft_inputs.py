@@ -1,4 +1,4 @@
-"""draft_inputs: time of preparing a block drafter's inputs for the whole batch, in one launch.
+"""draft_inputs: time of a block drafter's inputs for the whole batch, against torch operators.
 
 PYTHONPATH=. python -m benchmarks.kernels.draft_inputs [--json PATH] [--repeats N]
 """
@@ -13,7 +13,7 @@ import torch
 from vllm_ascend_spec.kernels.draft_inputs import BlockShape, DraftBuffers, TargetStep, naive
 from vllm_ascend_spec.kernels.draft_inputs import triton as kernel
 
-from benchmarks.kernels import _measure
+from benchmarks.kernels import _draft_inputs_torch, _measure
 
 BAR_US = 8.0
 BLOCK_SIZE, MAX_MODEL_LEN, COLUMNS = 16, 8192, 512
@@ -63,17 +63,18 @@ def on_gpu(step: TargetStep) -> TargetStep:
 
 
 def verify(step: TargetStep, shape: BlockShape, context_rows: int) -> None:
-    """Every buffer equals the oracle's, on poisoned buffers."""
+    """Every buffer of the kernel and of the baseline equals the oracle's, on poisoned buffers."""
     requests, mrope = step.idx_mapping.shape[0], step.mrope_positions is not None
     expected = DraftBuffers.allocate(requests, shape, context_rows, "cpu", mrope=mrope)
     names = [field.name for field in fields(expected)]
-    out = DraftBuffers(
-        **{n: torch.full_like(getattr(expected, n), -77, device="cuda") for n in names}
-    )
     naive.draft_inputs(step, shape, expected)
-    kernel.draft_inputs(on_gpu(step), shape, out)
-    for name in names:
-        torch.testing.assert_close(getattr(out, name).cpu(), getattr(expected, name), msg=name)
+    for run in (kernel.draft_inputs, _draft_inputs_torch.draft_inputs):
+        out = DraftBuffers(
+            **{n: torch.full_like(getattr(expected, n), -77, device="cuda") for n in names}
+        )
+        run(on_gpu(step), shape, out)
+        for name in names:
+            torch.testing.assert_close(getattr(out, name).cpu(), getattr(expected, name), msg=name)
 
 
 def measure(
@@ -95,12 +96,17 @@ def measure(
         for step, out in zip(inputs, outs, strict=True)
     ]
     found = _measure.time_calls(calls, options.repeats)
+    in_torch = [
+        partial(_draft_inputs_torch.draft_inputs, step, shape, out)
+        for step, out in list(zip(inputs, outs, strict=True))[:64]
+    ]
+    baseline = _measure.time_calls(in_torch, options.repeats)
     case = f"B {requests} K {k} {'DFlash' if extra else 'DSpark'}"
     case += (" M-RoPE" if mrope else "") + (" with a 4096-token chunk" if chunk else "")
     bar = BAR_US if requests == 256 and not chunk else None
     return [
         {"case": case, "metric": "time", "value": found.us, "unit": "us", "spread": found.spread,
-         "bar": bar, "better": "lower"},
+         "baseline": baseline.us, "bar": bar, "better": "lower"},
         {"case": case, "metric": "launches", "value": _measure.launches(calls[0]), "unit": "",
          "bar": 1, "better": "lower"},
     ]  # fmt: skip
@@ -111,7 +117,8 @@ def main() -> None:
     rows = [row for case in CASES for row in measure(*case, options)]
     notes = (
         "Device scalar for the number of requests, context rows included. Captured graph of calls "
-        "over input sets larger than L2, time a call."
+        "over input sets larger than L2, time a call. Baseline: the same buffers from torch "
+        "operators."
     )
     _measure.report("kernels/draft_inputs", rows, options, notes)
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from vllm_ascend_spec.kernels.draft_inputs import BlockShape, DraftBuffers, TargetStep, naive
 from vllm_ascend_spec.kernels.draft_inputs import triton as kernel
 
+from benchmarks.kernels import _draft_inputs_torch
+
 POISON, MASK_TOKEN, PAD = -77, 999, -1
 
 
@@ -269,3 +271,52 @@ def test_impossible_shapes_are_refused() -> None:
     step = replace(decoding([8], [[1]]), mrope_delta=int32([0]))
     with pytest.raises(ValueError, match="mrope_positions and mrope_delta come together"):
         naive.draft_inputs(step, dspark(2, 16), DraftBuffers.allocate(1, dspark(2, 16), 1, "cpu"))
+
+
+@pytest.mark.parametrize("mrope", [False, True])
+def test_the_baseline_of_the_benchmark_writes_the_same_buffers(mrope: bool) -> None:
+    requests, shape = 5, dflash(3, 16, max_model_len=64)
+    lengths = torch.tensor([4, 1, 3, 2, 4])
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    first = torch.tensor([0, 20, 61, 9, 40])
+    positions = torch.arange(14) - torch.repeat_interleave(starts[:-1] - first, lengths)
+    table = int32(range(1, 21)).view(requests, 4)
+    table[3, 0] = 0
+    step = TargetStep(
+        int32(starts), positions, int32([1, 1, 1, 0, 1]), int32([2, 0, 1, 1, 0]),
+        int32([4, 0, 3, 1, 2]), torch.arange(50, 55), int32(range(60, 65)), table,
+        mrope_positions=positions.expand(3, -1) + 2 if mrope else None,
+        mrope_delta=int32([-2, -1, 0, -5, 0]) if mrope else None,
+    )  # fmt: skip
+    expected = DraftBuffers.allocate(requests, shape, 17, "cpu", mrope=mrope)
+    naive.draft_inputs(step, shape, expected)
+    assert 0 in expected.draft_counts and -1 in expected.slots
+    found = poisoned(expected, torch.device("cpu"))
+    _draft_inputs_torch.draft_inputs(step, shape, found)
+    for field in fields(found):
+        name = field.name
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), msg=name)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA graph")
+def test_a_graph_at_an_upper_bound_replays_other_requests(device: torch.device) -> None:
+    """Captured with four requests, replayed with two, other anchors and other rejections."""
+    shape, four = dspark(3, 4), [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12]]
+    count = torch.tensor([4], dtype=torch.int32, device=device)
+    held = replace(on(decoding([4, 5, 6, 7], four, rows=2), device), num_requests=count)
+    expected = DraftBuffers.allocate(4, shape, 8, "cpu")
+    out = poisoned(expected, device)
+    kernel.draft_inputs(held, shape, out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel.draft_inputs(held, shape, out)
+    later = decoding([9, 3, 6, 7], four, rows=2, num_rejected=int32([1, 0, 0, 0]), num_requests=2)
+    held.positions.copy_(later.positions)
+    held.num_rejected.copy_(later.num_rejected)
+    count.fill_(2)
+    graph.replay()
+    naive.draft_inputs(later, shape, expected)
+    for field in fields(out):
+        name = field.name
+        found = getattr(out, name).cpu()
+        torch.testing.assert_close(found, getattr(expected, name), rtol=0, atol=0, msg=name)

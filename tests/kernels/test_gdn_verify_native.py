@@ -146,3 +146,13 @@ def test_refuses_more_rows_than_columns(device: torch.device) -> None:
             one, one, one, one[0], one[0], run.A_log, run.dt_bias, run.states, run.accepted,
             run.indices, run.accepted, max_rows=5,
         )  # fmt: skip
+
+
+def test_fp32_tiles_that_were_wrong_once_are_refused_on_cuda() -> None:
+    cuda, wide = torch.device("cuda"), native.NativeConfig(block_v=64)
+    with pytest.raises(ValueError, match="at most 32 rows a tile on CUDA"):
+        native.check_config(wide, torch.float32, cuda)
+    native.check_config(wide, torch.bfloat16, cuda)
+    native.check_config(wide, torch.float32, torch.device("cpu"))
+    native.check_config(native.default_config(8, cuda, torch.float32), torch.float32, cuda)
+    native.check_config(native.default_config(16, cuda, torch.float32), torch.float32, cuda)

