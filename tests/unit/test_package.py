@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -109,7 +110,8 @@ def test_source_files_stay_under_400_lines() -> None:
 def test_wheel_holds_kernels_and_graphs_under_the_package(tmp_path: Path, compiler: bool) -> None:
     environment = dict(os.environ)
     if not compiler:
-        environment |= {"CC": "/nonexistent/cc", "CXX": "/nonexistent/c++"}
+        missing = {"CC": "cc", "CXX": "c++", "CUDACXX": "nvcc"}
+        environment |= {name: f"/nonexistent/{tool}" for name, tool in missing.items()}
     subprocess.run(
         [
             *(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path)),
@@ -128,3 +130,5 @@ def test_wheel_holds_kernels_and_graphs_under_the_package(tmp_path: Path, compil
     assert "vllm_ascend_spec/graphs/__init__.py" in names
     native = [name for name in names if name.startswith("vllm_ascend_spec/_host")]
     assert bool(native) is compiler
+    kernels = {f"vllm_ascend_spec/lib{name}.so" for name in ("gdn_verify", "pack_rows")}
+    assert kernels & set(names) == (kernels if compiler and shutil.which("nvcc") else set())
