@@ -5,12 +5,28 @@ Signatures and contract: `naive.py`.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from vllm_ascend_spec._native import host as _host
 
 from . import naive
+
+_Filters = tuple[Tensor, Tensor | None, bool]  # weight, bias, silu
+
+
+class _Plan(NamedTuple):
+    """What the native operator does with each request's rows; int64 [R].
+
+    starts, lengths: rows. slots: windows. offsets: first entry of the history, -1 for zeros.
+    """
+
+    starts: Tensor
+    lengths: Tensor
+    slots: Tensor
+    offsets: Tensor
 
 
 def conv_verify(
@@ -34,7 +50,8 @@ def conv_verify(
     if len(lengths) and int(torch.maximum(lengths, accepted).max()) > room:
         raise ValueError(f"more rows or accepted tokens than the {room} rows that a window holds")
     lengths = lengths.masked_fill((accepted <= 0) | (slots.long() <= naive.NULL_SLOT), 0)
-    return _run(x, weight, bias, windows, starts, lengths, slots, accepted - 1, True, silu)
+    plan = _Plan(starts, lengths, slots.long().contiguous(), accepted - 1)
+    return _run(x, (weight, bias, silu), windows, plan, rewindable=True)
 
 
 def conv_prefill(
@@ -55,7 +72,8 @@ def conv_prefill(
     starts, lengths = _rows(query_start_loc)
     lengths = lengths.masked_fill(slots.long() <= naive.NULL_SLOT, 0)
     offsets = has_initial_state.long() - 1
-    return _run(x, weight, bias, windows, starts, lengths, slots, offsets, False, silu)
+    plan = _Plan(starts, lengths, slots.long().contiguous(), offsets)
+    return _run(x, (weight, bias, silu), windows, plan, rewindable=False)
 
 
 def _native(x: Tensor, windows: Tensor) -> bool:
@@ -68,28 +86,15 @@ def _rows(query_start_loc: Tensor) -> tuple[Tensor, Tensor]:
     return boundaries[:-1].contiguous(), boundaries.diff()
 
 
-def _run(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    windows: Tensor,
-    starts: Tensor,
-    lengths: Tensor,
-    slots: Tensor,
-    offsets: Tensor,
-    rewindable: bool,
-    silu: bool,
-) -> Tensor:
+def _run(x: Tensor, filters: _Filters, windows: Tensor, plan: _Plan, rewindable: bool) -> Tensor:
+    weight, bias, silu = filters
     out = torch.zeros(x.shape, dtype=torch.float32)
     _host.conv_rows(
         x.contiguous().view(torch.uint16),
         weight.float().t().contiguous(),
         torch.zeros(x.shape[1]) if bias is None else bias.float(),
         windows.view(torch.uint16),
-        starts,
-        lengths,
-        slots.long().contiguous(),
-        offsets,
+        *plan,
         rewindable,
         silu,
         out,

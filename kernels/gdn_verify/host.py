@@ -5,12 +5,29 @@ Signatures and contract: `naive.py`.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from vllm_ascend_spec._native import host as _host
 
 from . import naive
+
+_Rows = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # q, k, v, log_decay, beta
+
+
+class _Plan(NamedTuple):
+    """What the native operator does with each request's rows; int64.
+
+    starts, lengths: [R] rows. source: [R] slot of the start state, -1 for zeros. targets: [N] slot
+    that the state after a row goes to, -1 for none.
+    """
+
+    starts: Tensor
+    lengths: Tensor
+    source: Tensor
+    targets: Tensor
 
 
 def gdn_verify(
@@ -25,9 +42,9 @@ def gdn_verify(
     num_accepted: Tensor,
 ) -> Tensor:
     """As `naive.gdn_verify`; fp32 states take the native operator."""
-    arguments = (q, k, v, log_decay, beta, states, query_start_loc)
+    rows = (q, k, v, log_decay, beta)
     if not _native(states):
-        return naive.gdn_verify(*arguments, state_indices, num_accepted)
+        return naive.gdn_verify(*rows, states, query_start_loc, state_indices, num_accepted)
     starts, lengths = _rows(query_start_loc)
     accepted = num_accepted.long()
     columns = state_indices.shape[1]
@@ -43,7 +60,7 @@ def gdn_verify(
     written = slots[request, row]
     targets = torch.full((len(v),), -1, dtype=torch.int64)
     targets[starts[request] + row] = written.masked_fill(written <= naive.NULL_SLOT, -1)
-    return _run(q, k, v, log_decay, beta, states, starts, lengths, source, targets)
+    return _run(rows, states, _Plan(starts, lengths, source, targets))
 
 
 def gdn_prefill(
@@ -58,9 +75,9 @@ def gdn_prefill(
     has_initial_state: Tensor,
 ) -> Tensor:
     """As `naive.gdn_prefill`; fp32 states take the native operator."""
-    arguments = (q, k, v, log_decay, beta, states, query_start_loc)
+    rows = (q, k, v, log_decay, beta)
     if not _native(states):
-        return naive.gdn_prefill(*arguments, slots, has_initial_state)
+        return naive.gdn_prefill(*rows, states, query_start_loc, slots, has_initial_state)
     starts, lengths = _rows(query_start_loc)
     slots = slots.long()
     lengths = lengths.masked_fill(slots <= naive.NULL_SLOT, 0)
@@ -68,7 +85,7 @@ def gdn_prefill(
     targets = torch.full((len(v),), -1, dtype=torch.int64)
     real = lengths > 0
     targets[(starts + lengths - 1)[real]] = slots[real]
-    return _run(q, k, v, log_decay, beta, states, starts, lengths, source, targets)
+    return _run(rows, states, _Plan(starts, lengths, source, targets))
 
 
 def _native(states: Tensor) -> bool:
@@ -80,18 +97,8 @@ def _rows(query_start_loc: Tensor) -> tuple[Tensor, Tensor]:
     return boundaries[:-1].contiguous(), boundaries.diff()
 
 
-def _run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
-    states: Tensor,
-    starts: Tensor,
-    lengths: Tensor,
-    source: Tensor,
-    targets: Tensor,
-) -> Tensor:
+def _run(rows: _Rows, states: Tensor, plan: _Plan) -> Tensor:
+    q, k, v, log_decay, beta = rows
     out = torch.zeros(v.shape, dtype=torch.float32)
     _host.gdn_rows(
         naive.normalised(q.float()) * q.shape[-1] ** -0.5,
@@ -100,10 +107,7 @@ def _run(
         log_decay.float().exp(),
         beta.float().contiguous(),
         states,
-        starts,
-        lengths,
-        source,
-        targets,
+        *plan,
         out,
     )
     return out.to(v.dtype)
