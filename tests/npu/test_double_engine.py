@@ -32,7 +32,7 @@ ARMS = [
     ("hybrid", "dspark"),
 ]
 SPECULATING = [arm for arm in ARMS if arm[1] != "none"]
-FEW = 4  # draft tokens a step, so that most requests verify their anchor alone
+IN_TURN = "drafts_every_other_step"
 SPECULATORS = {
     "none": None,
     "mtp": "AscendMTPSpeculator",
@@ -134,10 +134,12 @@ def test_requests_that_accepted_drafts_may_get_none_next(
     run_case: RunCase, surfaces: Path, record: Record
 ):
     """The state of such a row lies in a later column, and its convolution's history too."""
-    few = case("hybrid", "dspark", surfaces=surfaces, draft_rows=FEW)
-    answer, judgement = right(run_case(few))
-    record.engine(f"hybrid-dspark adaptive, {FEW} draft rows", answer, judgement)
-    assert any(1 in lengths and max(lengths) > 1 for lengths in harness.verified_lengths(answer))
+    turns = case("hybrid", "dspark", surfaces=surfaces, mutation=IN_TURN)
+    answer, judgement = right(run_case(turns))
+    record.engine("hybrid-dspark adaptive, drafts every other step", answer, judgement)
+    assert {1, DRAFT_TOKENS + 1} == {
+        n for lengths in harness.verified_lengths(answer) for n in lengths
+    }
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_without_its_repair_a_hybrid_model_stops(
         ("dspark", False, True, "accepted_counts_stay_one"),
         ("eagle3", False, True, "host_lengths_are_optimistic"),
         ("dspark", False, True, "stock_operator_for_every_row"),
-        ("dspark", False, True, "rows_are_what_vllm_ascend_takes_them_for"),
+        ("dspark", False, True, f"{IN_TURN}+rows_are_what_vllm_ascend_takes_them_for"),
         ("dspark", False, True, "rows_of_the_next_request"),
         ("dspark", True, False, "rows_are_what_vllm_ascend_takes_them_for"),
         ("dspark", True, False, "captured_attention_is_not_updated"),
@@ -202,9 +204,7 @@ def test_a_fault_is_seen(
 ):
     """The fault changes tokens or stops the engine; without it neither happens (tests above)."""
     where = surfaces if is_adaptive else None
-    few = FEW if is_adaptive and fault == "rows_are_what_vllm_ascend_takes_them_for" else None
-    broken = case("hybrid", method, graphs=graphs, surfaces=where, draft_rows=few, mutation=fault)
-    ran = run_case(broken)
+    ran = run_case(case("hybrid", method, graphs=graphs, surfaces=where, mutation=fault))
     seen = went_wrong(ran)
     arm = f"hybrid-{method} {'graphs' if graphs else 'eager'}{', adaptive' * is_adaptive}"
     record.fault(f"{arm}: {fault.replace('_', ' ')}", seen)

@@ -52,8 +52,9 @@ def main(request_path: str, answer_path: str) -> None:
 def _run(request: dict[str, Any], double: NpuDouble) -> dict[str, Any]:
     from . import mutations, observe
 
-    if request["mutation"]:
-        getattr(mutations, request["mutation"])()
+    for name in (request["mutation"] or "").split("+"):
+        if name:
+            getattr(mutations, name)()
     with double:
         llm = _engine(request)
         steps = observe.steps(_runner(llm))

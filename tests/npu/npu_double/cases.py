@@ -26,13 +26,12 @@ def case(
     *,
     graphs: bool = False,
     surfaces: Path | None = None,
-    draft_rows: int | None = None,
     mutation: str | None = None,
 ) -> Case:
     """One engine.
 
     graphs: capture FULL graphs of decode steps. surfaces: switches adaptive verification on, with
-    a cost surface that is written there. draft_rows: most draft tokens verified in a step.
+    a cost surface that is written there.
     """
     zoo = Zoo()
     texts = tuple(prompt.text for prompt in zoo.prompts()[:PROMPTS])
@@ -48,7 +47,7 @@ def case(
         }
     if surfaces is not None:
         surface = harness.cost_surface(surfaces, target, method, DRAFT_TOKENS, sizes)
-        options = {"adaptive": True, "cost_surface": str(surface), "max_draft_rows": draft_rows}
+        options = {"adaptive": True, "cost_surface": str(surface)}
         engine["additional_config"] = {"ascend_spec": options}
     speculative = zoo.speculative_config(target, method, DRAFT_TOKENS)
     base = Case(str(zoo.target(target)), speculative, texts, mutation=mutation)

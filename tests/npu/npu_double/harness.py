@@ -50,6 +50,7 @@ class Case:
 
     plugin: whether vllm_ascend_spec is installed there. prompt_tokens: texts are cut to it, and
     max_tokens: limits, both for the prompts in turn. trace: have AscendCL's calls in the answer.
+    mutation: functions of mutations.py that the child calls first, joined by "+".
     """
 
     model: str

@@ -1,4 +1,7 @@
-"""Faults on purpose, applied in a child process: what the double must be able to see."""
+"""Faults on purpose, applied in a child process: what the double must be able to see.
+
+`drafts_every_other_step` is no fault: it forces what a planner does now and then.
+"""
 
 from __future__ import annotations
 
@@ -110,3 +113,15 @@ def captured_attention_keeps_its_lengths() -> None:
         right(update_stream, forward_context, num_tokens, *rest, **named)
 
     AscendAttentionBackendImpl.update_graph_params = staticmethod(wrong)
+
+
+def drafts_every_other_step() -> None:
+    """Verify all draft tokens and none in turn, so that whoever accepted some has one row next."""
+    from vllm_ascend_spec.engine.ascend_adaptive import LengthPlanner
+
+    def lengths(self: Any, slots: Any, drafted: Any, rows: int, context: float) -> Any:
+        self._receive()
+        self.steps_seen = getattr(self, "steps_seen", 0) + 1
+        return drafted * (self.steps_seen % 2)
+
+    LengthPlanner.lengths = lengths
