@@ -60,9 +60,10 @@ for requirement in requires("vllm"):
     if "extra ==" not in requirement and re.match(r"[\w.-]+", requirement).group(0) not in left_out:
         print(requirement)
 P
-  # The last line is what vllm-ascend imports beyond vLLM, and what this package needs.
+  # The last line is what vllm-ascend imports beyond vLLM, what this package needs,
+  # and pytest for the exported series' own tests.
   pip -r "$DEST/requirements.txt" "triton==$TRITON" \
-    pandas scipy decorator quart msgpack 'pydantic>=2.8' 'rich>=13' 'typer>=0.12'
+    pandas scipy decorator quart msgpack 'pydantic>=2.8' 'rich>=13' 'typer>=0.12' pytest
   "$DEST/bin/python" "$(dirname "$0")/../tests/npu/npu_double/build_fakeacl.py" "$SITE" "$DEST/fakeacl"
 }
 

@@ -187,9 +187,7 @@ class BudgetManager(AdaptiveVerificationManager):
         self._batch_budget = (scheduled_by_id, planned.base, budget)
         return int(base.sum()) + budget
 
-    def reallocate_drafts(
-        self, req_ids: list[str], idx_mapping: torch.Tensor
-    ) -> tuple[Any, ...]:
+    def reallocate_drafts(self, req_ids: list[str], idx_mapping: torch.Tensor) -> tuple[Any, ...]:
         """Which rows those are, on the device, from the confidences of these very drafts.
 
         Logits offsets int32 [R + 1], query start locations, draft rows; since vLLM 0.33 also the

@@ -25,6 +25,13 @@ from vllm_ascend_spec.options import Options
 logger = logging.getLogger("vllm.ascend_spec.adaptive")
 
 
+def _npu() -> Any:
+    """`torch.npu`, which torch itself does not declare."""
+    import torch_npu
+
+    return torch_npu.npu
+
+
 def extend(upstream: Any) -> Any:
     """A runner class derived from vllm-ascend's `NPUModelRunner`."""
 
@@ -113,21 +120,21 @@ class ConfidenceCopies:
         self._store = ascend_confidence.ConfidenceStore(
             runner.max_num_reqs, runner.num_speculative_steps, runner.device
         )
-        self.stream = torch.npu.Stream()
+        self.stream = _npu().Stream()
         ascend_confidence.attach(runner.speculator, self._store)
 
     def start(self, slots: Any, verified: Any, num_sampled: torch.Tensor) -> DraftRound:
         """Begin copying this round's confidences and the step's sampled counts."""
-        main = torch.npu.current_stream()
+        main = _npu().current_stream()
         # The drafter writes the next round into the same memory, so this one is taken aside first.
         confidence, sampled = self._store.values.clone(), num_sampled.clone()
-        with torch.npu.stream(self.stream):
+        with _npu().stream(self.stream):
             self.stream.wait_stream(main)
             host = tuple(
                 torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
                 for x in (confidence, sampled)
             )
-            arrived = torch.npu.Event()
+            arrived = _npu().Event()
             arrived.record(self.stream)
         # Freed memory could be handed out again before the copy has read it.
         return DraftRound(slots, verified, host[1], host[0], arrived, keep=(confidence, sampled))
@@ -184,7 +191,7 @@ def surface_key(config: Any) -> surfaces.SurfaceKey:
     return surfaces.SurfaceKey(
         model=Path(config.model_config.model).name,
         dtype=str(config.model_config.dtype).removeprefix("torch."),
-        device=torch.npu.get_device_name(),
+        device=_npu().get_device_name(),
         engine=f"vllm-ascend {version('vllm-ascend')}",
         method=config.speculative_config.method,
         draft_tokens=config.speculative_config.num_speculative_tokens,
