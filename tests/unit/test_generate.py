@@ -8,7 +8,7 @@ from vllm_ascend_spec.engine.generate import model_path, served_name
 from vllm_ascend_spec.errors import UserError
 
 
-@pytest.mark.parametrize("path", ["./nowhere", "/nowhere/at/all", "~/nowhere", "../nowhere"])
+@pytest.mark.parametrize("path", ["./nowhere", "~/nowhere", "../nowhere"])
 def test_a_path_that_is_not_there_is_not_asked_of_a_hub(path: str):
     with pytest.raises(UserError, match="no directory"):
         model_path(path)

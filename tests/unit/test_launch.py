@@ -89,3 +89,10 @@ def test_a_mistake_is_one_line_and_exit_2(arguments: list[str], message: str):
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_starting_to_launch_loads_no_torch():
+    """Torch reads OMP_NUM_THREADS when it is imported, and the CPU engine sets it later."""
+    code = "import sys, vllm_ascend_spec.engine.launch; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -44,3 +44,10 @@ def test_methods_and_what_can_be_skipped_follow_the_class():
     assert runner.method_of(StandaloneARSpeculator()) == "draft_model"
     assert runner.can_skip(DFlash2Speculator())
     assert not runner.can_skip(StandaloneARSpeculator())
+
+
+def test_a_batch_that_cannot_be_ranked_is_refused_at_start_up():
+    runner._check_size(1024, 16)
+    for requests, draft_tokens in ((1025, 7), (8, 17)):
+        with pytest.raises(UserError, match="max_num_seqs"):
+            runner._check_size(requests, draft_tokens)

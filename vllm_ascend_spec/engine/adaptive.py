@@ -71,13 +71,14 @@ class BudgetManager(AdaptiveVerificationManager):
         lockstep: bool,
         may_skip: bool,
         runner: Any,
+        publishes: bool = True,
         surface_file: Path | None = None,
     ) -> None:
         """Takes the place of `upstream`, whose checks of the model have passed.
 
         lockstep: several ranks must decide alike, so no rank may know more than another.
         may_skip: a round that does not pay need not draft. runner: vLLM's, for measuring costs.
-        surface_file: costs measured before on this engine, instead.
+        publishes: this rank keeps the metrics. surface_file: costs measured before, instead.
         """
         states = upstream.req_states
         super().__init__(
@@ -94,7 +95,7 @@ class BudgetManager(AdaptiveVerificationManager):
         self.ledger = DraftLedger(self.controller, states.max_num_reqs, depth)
         self.ring = ArrivalRing(states.max_num_reqs, depth, device, lockstep)
         self.clock = StepClock(enabled=device.type == "cuda" and not lockstep)
-        self.metrics = BudgetMetrics()
+        self.metrics: BudgetMetrics | None = BudgetMetrics() if publishes else None
         self.surface: Surface | None = None
         self.last_plan: Plan | None = None
         self._planned: Planned | None = None
@@ -232,8 +233,8 @@ class BudgetManager(AdaptiveVerificationManager):
         self._confidence_probs[input_batch.idx_mapping] = confidence
         if self._any_opted_out:
             # Ranked before all others, so that the rows added for them are theirs.
-            out = torch.from_numpy(slots[self._opted_out[slots]])
-            self._confidence_probs[out.to(confidence.device, non_blocking=True)] = 1.0
+            whole = async_tensor_h2d(slots[self._opted_out[slots]], device=confidence.device)
+            self._confidence_probs[whole] = 1.0
         judges = self._rounds[slots]
         self._rounds[slots] += 1
         ticks = self.clock.finish()
@@ -263,7 +264,8 @@ class BudgetManager(AdaptiveVerificationManager):
         )
         # Rejection sampling takes the logits of a trimmed batch in one piece.
         room = self._max_total_logits - len(req_ids) * self.num_bonus_tokens
-        whole = int(in_hand[self._opted_out[slots]].sum()) if self._any_opted_out else 0
+        opted_out = self._opted_out[slots]
+        whole = int(in_hand[opted_out].sum())
         return Planned(
             plan=plan,
             budget=min(max(plan.draft_rows, whole), int(in_hand.sum()), max(room, 0)),
@@ -273,7 +275,8 @@ class BudgetManager(AdaptiveVerificationManager):
             context=context,
             drafts=dict(zip(req_ids, in_hand.tolist(), strict=True)),
             base=dict(zip(req_ids, base.tolist(), strict=True)),
-            draft_next=bool(plan.draft_next.any()) or not sampling,
+            # A request that opted out is drafted for whatever the plan says.
+            draft_next=bool(plan.draft_next.any()) or not sampling or bool(opted_out.any()),
         )
 
     def _slots(self, req_ids: list[str]) -> Ints:
@@ -299,7 +302,8 @@ class BudgetManager(AdaptiveVerificationManager):
             planned, ticks = landed.step.context
             if planned is not None:
                 self._account(planned, ticks, emitted)
-        self.metrics.step(self.controller, self.last_plan)
+        if self.metrics is not None:
+            self.metrics.step(self.controller, self.last_plan)
 
     def _account(self, planned: Planned, ticks: Ticks | None, emitted: int) -> None:
         times = ticks.read() if ticks is not None else None

@@ -67,7 +67,7 @@ def model_path(model: str) -> str:
     """
     if model in zoo.TARGETS and not Path(model).exists():
         return str(zoo.Zoo().target(model))
-    if model.startswith((".", "/", "~")) and not Path(model).expanduser().exists():
+    if model.startswith((".", "~")) and not Path(model).expanduser().exists():
         raise UserError(f"--model: no directory {model}. Give the checkpoint's directory.")
     return model
 

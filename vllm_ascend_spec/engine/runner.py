@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from vllm_ascend_spec.budget.planner import Limits
-from vllm_ascend_spec.engine import profiling
 from vllm_ascend_spec.engine.patching import Replacement
 from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.options import CONFIG_KEY, Options
@@ -114,6 +113,7 @@ def attach(runner: Any) -> None:
 
     config = runner.vllm_config
     depth = int(config.speculative_config.num_speculative_tokens)
+    _check_size(runner.max_num_reqs, depth)
     limits = Limits(
         draft_tokens=depth,
         max_requests=runner.max_num_reqs,
@@ -134,6 +134,7 @@ def attach(runner: Any) -> None:
         runner=runner,
         # Other data-parallel ranks replay the drafter's graph at the same time.
         may_skip=parallel.data_parallel_size == 1 and can_skip(runner.speculator),
+        publishes=parallel.rank % parallel.tensor_parallel_size == 0,
         surface_file=Path(options.cost_surface) if options.cost_surface else None,
     )
     if runner.device.type == "cpu":
@@ -150,6 +151,19 @@ def attach(runner: Any) -> None:
         if getattr(runner.speculator, "use_confidence_head", False)
         else "an estimate over its softmax",
         "one kernel" if runner.device.type != "cpu" else "plain torch",
+    )
+
+
+def _check_size(requests: int, draft_tokens: int) -> None:
+    """UserError where the ranking kernel could not take a whole batch."""
+    from vllm_ascend_spec.kernels.pack_rows import MAX_POSITIONS, MAX_REQUESTS
+
+    if requests <= MAX_REQUESTS and draft_tokens <= MAX_POSITIONS:
+        return
+    raise UserError(
+        f"Adaptive verification ranks up to {MAX_REQUESTS} requests x {MAX_POSITIONS} draft "
+        f"tokens, and max_num_seqs x num_speculative_tokens is {requests} x {draft_tokens}. Lower "
+        'them, or set ascend_spec.planner to "vllm".'
     )
 
 
@@ -189,6 +203,8 @@ def _with_state_columns(original: Any) -> Any:
         block_tables, slot_mappings = original(self, input_batch, valid_state_slots)
         manager = getattr(self, "adaptive_verification", None)
         if valid_state_slots and hasattr(manager, "describe_request"):
+            from vllm_ascend_spec.engine import profiling
+
             profiling.spread_states(
                 block_tables, self.num_speculative_steps + 1, self.kv_cache_config.num_blocks
             )
