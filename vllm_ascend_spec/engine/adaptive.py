@@ -183,10 +183,10 @@ class BudgetManager(AdaptiveVerificationManager):
         in_hand = np.where(self._undrafted[slots], 0, scheduled)
         planned = self._plan(req_ids, slots, in_hand, base)
         self._planned, self.last_plan = planned, planned.plan
-        scheduled_by_id = dict(zip(req_ids, scheduled.tolist(), strict=True))
-        budget = planned.budget
-        self._batch_budget = (scheduled_by_id, planned.base, budget)
-        return int(base.sum()) + budget
+        # Read by upstream's `compact_batch`, which asks for the total alone.
+        unread: dict[str, int] = {}
+        self._batch_budget = (unread, unread, planned.budget)
+        return int(base.sum()) + planned.budget
 
     def reallocate_drafts(self, req_ids: list[str], idx_mapping: torch.Tensor) -> tuple[Any, ...]:
         """Which rows those are, on the device, from the confidences of these very drafts.

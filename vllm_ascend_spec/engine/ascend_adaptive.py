@@ -21,11 +21,12 @@ import numpy.typing as npt
 import torch
 
 from vllm_ascend_spec.budget import confidence
-from vllm_ascend_spec.budget.controller import BudgetController, Drafts
+from vllm_ascend_spec.budget.controller import BudgetController
 from vllm_ascend_spec.budget.cost import CostModel
 from vllm_ascend_spec.budget.planner import Limits, Plan
 from vllm_ascend_spec.budget.survival import Ints, split
 from vllm_ascend_spec.engine.ascend_lanes import Lane
+from vllm_ascend_spec.engine.ledger import Arrival, DraftLedger
 
 logger = logging.getLogger("vllm.ascend_spec.adaptive")
 
@@ -76,20 +77,17 @@ class LengthPlanner:
         )
         acceptance = confidence.cold_start(method, draft_tokens)
         self.controller = BudgetController(limits, cost, acceptance)
+        self.ledger = DraftLedger(self.controller, max_requests, draft_tokens)
         self.lane = lane
         self.draft_tokens = draft_tokens
         self.last_plan: Plan | None = None
-        self._rounds: list[DraftRound] = []
+        self._rounds: list[tuple[DraftRound, Ints, Ints]] = []
         self._verified = np.zeros(max_requests, dtype=np.int64)
-        # The drafts that each request state has in hand, as they were recorded.
-        self._known = np.zeros(max_requests, dtype=np.bool_)
-        self._scores = np.zeros((max_requests, draft_tokens), dtype=np.uint16)
-        self._survival = np.zeros((max_requests, draft_tokens), dtype=np.uint16)
+        self._made = np.zeros(max_requests, dtype=np.int64)
 
     def begin(self, slot: int, temperature: float, top_p: float) -> None:
         """A new request takes the request state `slot`."""
-        self.controller.begin(slot, temperature, top_p)
-        self._known[slot] = False
+        self.ledger.begin(slot, temperature, top_p)
 
     def lengths(self, slots: Ints, drafted: Ints, rows: int, context: float) -> Ints:
         """Draft tokens to verify, int [R], of the `drafted` ones in hand, int [R].
@@ -114,31 +112,31 @@ class LengthPlanner:
 
     def sent(self, drafts: DraftRound) -> None:
         """A drafting round was launched, and its copies to the host with it."""
-        self._rounds.append(drafts)
+        self._made[drafts.slots] += 1
+        tenants, makes = self.ledger.tenants(drafts.slots), self._made[drafts.slots]
+        self._rounds.append((drafts, tenants, makes))
 
     def _receive(self) -> None:
         """Read the rounds that this lane may read: all that were sent, or all but the last."""
         ready = max(len(self._rounds) - self.lane.age, 0)
-        for drafts in self._rounds[:ready]:
+        for drafts, tenants, makes in self._rounds[:ready]:
             drafts.arrived.synchronize()
-            self._learn(drafts)
+            self._learn(drafts, tenants, makes)
         del self._rounds[:ready]
 
-    def _learn(self, drafts: DraftRound) -> None:
-        """What verification showed about the drafts before, then the new drafts' confidences."""
-        sampled = drafts.sampled.numpy().astype(np.int64)
-        known = self._known[drafts.slots] & (drafts.verified > 0) & (sampled > 0)
-        if known.any():
-            slots, verified = drafts.slots[known], drafts.verified[known]
-            classes = self.controller.memory.classes(slots)
-            before = Drafts(slots, classes, self._scores[slots], self._survival[slots])
-            depth = np.full(len(slots), self.draft_tokens)
-            self.controller.observe(before, depth, verified, sampled[known] - 1)
-        drafted = np.where(sampled > 0, self.draft_tokens, 0)
-        values = drafts.confidence.numpy()[drafts.slots]
-        new = self.controller.record(drafts.slots, values, drafted)
-        self._known[new.slots] = drafted > 0
-        self._scores[new.slots], self._survival[new.slots] = new.scores, new.survival
+    def _learn(self, drafts: DraftRound, tenants: Ints, makes: Ints) -> None:
+        self.ledger.learn(
+            Arrival(
+                slots=drafts.slots,
+                tenants=tenants,
+                judges=makes - 1,
+                makes=makes,
+                sampled=drafts.sampled.numpy().astype(np.int64),
+                verified=drafts.verified,
+                confidence=drafts.confidence.numpy()[drafts.slots],
+                drafted=True,
+            )
+        )
 
 
 def trim(scheduler_output: Any, lengths: dict[str, int]) -> Any:

@@ -42,15 +42,7 @@ def extend(upstream: Any) -> Any:
 def _check(vllm_config: Any, options: Options) -> None:
     from vllm_ascend_spec.engine import checks
 
-    config = vllm_config.speculative_config
-    speculative = None
-    if config is not None:
-        speculative = {
-            "method": config.method,
-            "model": config.model,
-            "num_speculative_tokens": config.num_speculative_tokens,
-            "enable_adaptive_verification": None,
-        }
+    speculative = checks.speculative_of(vllm_config.speculative_config)
     checks.check(checks.Plan(vllm_config.model_config.model, speculative, options))
     if options.adaptive:
         check_adaptive(vllm_config, options)

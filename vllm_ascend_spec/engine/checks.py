@@ -72,17 +72,23 @@ def check(plan: Plan) -> None:
         _check_confidence_head(plan, drafter)
 
 
+def speculative_of(config: Any) -> dict[str, Any] | None:
+    """vLLM's speculative config object as `Plan` takes it; vLLM 0.27 knows no adaptive flag."""
+    if config is None:
+        return None
+    return {
+        "method": config.method,
+        "model": config.model,
+        "num_speculative_tokens": config.num_speculative_tokens,
+        "enable_adaptive_verification": getattr(config, "enable_adaptive_verification", None)
+        or None,
+    }
+
+
 def check_and_apply(vllm_config: Any, options: Options) -> None:
     """Check vLLM's own configuration object, then apply the options to it."""
     config = vllm_config.speculative_config
-    speculative = None
-    if config is not None:
-        speculative = {
-            "method": config.method,
-            "model": config.model,
-            "num_speculative_tokens": config.num_speculative_tokens,
-            "enable_adaptive_verification": config.enable_adaptive_verification or None,
-        }
+    speculative = speculative_of(config)
     if vllm_config.model_config is not None and vllm_config.load_config.load_format != "dummy":
         check(Plan(vllm_config.model_config.model, speculative, options))
     if options.adaptive is not None and config is not None:

@@ -6,12 +6,11 @@ what upstream's does, and no manager is replaced.
 
 from __future__ import annotations
 
-import functools
 from types import ModuleType
 from typing import Any
 
 from vllm_ascend_spec.engine import runner, versions
-from vllm_ascend_spec.engine.patching import Replacement, declare, on_import
+from vllm_ascend_spec.engine.patching import Replacement, declare, in_place_of, on_import
 
 _BACKENDS = "vllm.v1.attention.backends.registry"
 _GDN_LAYER = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
@@ -61,18 +60,17 @@ def _register_gdn_backend(registry: ModuleType) -> None:
 
 
 def _only_for_equal_rows(original: Any) -> Any:
-    @functools.wraps(original)
+    @in_place_of(original)
     def can_use_fused(self: Any, attn_metadata: Any) -> bool:
         speculative = self.speculative_config
         adaptive = speculative is not None and speculative.enable_adaptive_verification
         return not adaptive and bool(original(self, attn_metadata))
 
-    del can_use_fused.__wrapped__
     return can_use_fused
 
 
 def _check_options_first(original: Any) -> Any:
-    @functools.wraps(original)
+    @in_place_of(original)
     def validate(self: Any) -> None:
         from vllm_ascend_spec.engine.checks import check_and_apply
         from vllm_ascend_spec.options import Options
@@ -80,5 +78,4 @@ def _check_options_first(original: Any) -> Any:
         check_and_apply(self, Options.from_additional_config(self.additional_config))
         original(self)
 
-    del validate.__wrapped__
     return validate

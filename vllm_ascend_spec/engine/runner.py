@@ -8,14 +8,13 @@ propose               a round that the planner does not want only keeps the draf
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from vllm_ascend_spec.budget.planner import Limits
-from vllm_ascend_spec.engine.patching import Replacement
+from vllm_ascend_spec.engine.patching import Replacement, in_place_of
 from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.options import CONFIG_KEY, Options
 
@@ -88,13 +87,13 @@ def replacements() -> tuple[Replacement, ...]:
 
 
 def _attach_after(original: Any) -> Any:
-    @functools.wraps(original)
+    @in_place_of(original)
     def initialize_kv_cache(self: Any, *args: Any, **named: Any) -> Any:
         result = original(self, *args, **named)
         attach(self)
         return result
 
-    return _unwrapped(initialize_kv_cache)
+    return initialize_kv_cache
 
 
 def attach(runner: Any) -> None:
@@ -182,7 +181,7 @@ def can_skip(speculator: Any) -> bool:
 
 
 def _describe_after(original: Any) -> Any:
-    @functools.wraps(original)
+    @in_place_of(original)
     def add_requests(self: Any, scheduler_output: Any) -> Any:
         result = original(self, scheduler_output)
         describe = getattr(self.adaptive_verification, "describe_request", None)
@@ -194,11 +193,11 @@ def _describe_after(original: Any) -> Any:
                     describe(slot, params.temperature, params.top_p, _wish(new.req_id, params))
         return result
 
-    return _unwrapped(add_requests)
+    return add_requests
 
 
 def _with_state_columns(original: Any) -> Any:
-    @functools.wraps(original)
+    @in_place_of(original)
     def prepare_dummy_attn(self: Any, input_batch: Any, valid_state_slots: bool = False) -> Any:
         block_tables, slot_mappings = original(self, input_batch, valid_state_slots)
         manager = getattr(self, "adaptive_verification", None)
@@ -210,7 +209,7 @@ def _with_state_columns(original: Any) -> Any:
             )
         return block_tables, slot_mappings
 
-    return _unwrapped(prepare_dummy_attn)
+    return prepare_dummy_attn
 
 
 def _wish(request: str, params: Any) -> bool:
@@ -242,7 +241,7 @@ def wants_adaptive(sampling_params: Any) -> bool:
 
 
 def _show_verdict(original: Any) -> Any:
-    @functools.wraps(original)
+    @in_place_of(original)
     def observe_verification(
         self: Any, idx_mapping: Any, num_sampled: Any, num_rejected: Any
     ) -> None:
@@ -251,7 +250,7 @@ def _show_verdict(original: Any) -> Any:
         if manager is not None:
             manager.observe_verdict(num_sampled)
 
-    return _unwrapped(observe_verification)
+    return observe_verification
 
 
 def _skips(speculator: Any, named: dict[str, Any]) -> bool:
@@ -260,17 +259,17 @@ def _skips(speculator: Any, named: dict[str, Any]) -> bool:
 
 
 def _skip_recursion(original: Any) -> Any:
-    @functools.wraps(original)
+    @in_place_of(original)
     def propose(self: Any, *args: Any, **named: Any) -> Any:
         if _skips(self, named):
             named["num_speculative_tokens"] = 0
         return original(self, *args, **named)
 
-    return _unwrapped(propose)
+    return propose
 
 
 def _skip_block(original: Any) -> Any:
-    @functools.wraps(original)
+    @in_place_of(original)
     def propose(self: Any, *args: Any, **named: Any) -> Any:
         self.ascend_spec_skips = _skips(self, named)
         if self.ascend_spec_skips:
@@ -280,11 +279,11 @@ def _skip_block(original: Any) -> Any:
                 named["is_profile"] = True  # no graph: the captured one drafts as well
         return original(self, *args, **named)
 
-    return _unwrapped(propose)
+    return propose
 
 
 def _unless_skipped(original: Any) -> Any:
-    @functools.wraps(original)
+    @in_place_of(original)
     def generate_draft(self: Any, *args: Any, **named: Any) -> None:
         if getattr(self, "ascend_spec_skips", False):
             return
@@ -292,10 +291,4 @@ def _unless_skipped(original: Any) -> Any:
         for observe in draft_observers:
             observe(self, args[0] if args else named["num_reqs"])
 
-    return _unwrapped(generate_draft)
-
-
-def _unwrapped(function: Any) -> Any:
-    """Signature and name stay, but `inspect.unwrap` must not find the code it replaced."""
-    del function.__wrapped__
-    return function
+    return generate_draft
