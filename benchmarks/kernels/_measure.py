@@ -6,7 +6,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,25 +111,56 @@ def arguments(description: str) -> argparse.Namespace:
     return options
 
 
-def report(name: str, rows: list[dict[str, Any]], options: argparse.Namespace, notes: str) -> None:
-    """Print the table and, with --json, write it as benchmarks.results.Result."""
+def report(
+    name: str, rows: Iterable[dict[str, Any]], options: argparse.Namespace, notes: str
+) -> None:
+    """Print each row as it comes and, with --json, write a benchmarks.results.Result so far.
+
+    `rows` may measure while it is read: a run that is cut off leaves what it had.
+    """
+    write = _writer(name, options, notes) if options.json else None
+    found = []
     for row in rows:
         print(_line(row), flush=True)
-    if not options.json:
-        return
-    command = " ".join(["python -m", f"benchmarks.{name.replace('/', '.')}", *sys.argv[1:]])
+        found.append(row)
+        if write is not None:
+            write(found)
+
+
+def _writer(
+    name: str, options: argparse.Namespace, notes: str
+) -> Callable[[list[dict[str, Any]]], None]:
+    words = sys.argv[1:]
+    words = [
+        Path(word).name if before == "--json" else word
+        for before, word in zip(["", *words], words, strict=False)
+    ]
     facts = {
-        "name": name, "command": command, "device": torch.cuda.get_device_name(),
-        "repeats": options.repeats, "notes": notes, "rows": rows,
+        "name": name,
+        "command": " ".join(["python -m", f"benchmarks.{name.replace('/', '.')}", *words]),
+        "device": torch.cuda.get_device_name(), "repeats": options.repeats, "notes": notes,
     }  # fmt: skip
     library = {"torch": torch.__version__, "triton": triton.__version__}
     try:
         from benchmarks import results
     except ModuleNotFoundError as missing:  # a bare GPU host: keep the figures, check them later
         print(f"{missing}: raw rows written, not checked as a result file")
-        options.json.write_text(json.dumps(facts | {"versions": library}, indent=1) + "\n")
-        return
-    results.Result(**facts, versions=results.versions() | library).write(options.json)
+        raw = facts | {"versions": library}
+        return lambda rows: _replace(options.json, json.dumps(raw | {"rows": rows}, indent=1))
+    versions = results.versions() | library
+
+    def write(rows: list[dict[str, Any]]) -> None:
+        part = options.json.with_suffix(".part")
+        results.Result(**facts, versions=versions, rows=rows).write(part)
+        part.replace(options.json)
+
+    return write
+
+
+def _replace(path: Path, text: str) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(text + "\n")
+    part.replace(path)  # at once: a run that is cut off leaves a whole file
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -114,7 +114,7 @@ def measure(requests: int, rows: int | None, options: Any) -> list[dict[str, Any
 
 def main() -> None:
     options = _measure.arguments(__doc__ or "")
-    entries = [entry for case in CASES for entry in measure(*case, options)]
+    entries = (entry for case in CASES for entry in measure(*case, options))
     notes = (
         "Captured graph of calls over input sets larger than L2, time a call. Baseline: vLLM's "
         f"causal_conv1d_update on the same tensors ({'run' if HAS_VLLM else 'not installed'})."

@@ -114,7 +114,7 @@ def measure(
 
 def main() -> None:
     options = _measure.arguments(__doc__ or "")
-    rows = [row for case in CASES for row in measure(*case, options)]
+    rows = (row for case in CASES for row in measure(*case, options))
     notes = (
         "Device scalar for the number of requests, context rows included. Captured graph of calls "
         "over input sets larger than L2, time a call. Baseline: the same buffers from torch "

@@ -1,4 +1,4 @@
-"""gdn_verify: replay and native layout against vLLM's kernel, the read roof and their own bytes.
+"""gdn_verify, replay layout in Triton: against vLLM's kernel, the read roof and its own bytes.
 
 PYTHONPATH=. python -m benchmarks.kernels.gdn_verify [--json PATH] [--repeats N] [--tune]
 
@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
 from vllm_ascend_spec.kernels.gdn_verify import replay
-from vllm_ascend_spec.kernels.gdn_verify import triton as native
 from vllm_ascend_spec.kernels.gdn_verify.replay import ReplayConfig
-from vllm_ascend_spec.kernels.gdn_verify.triton import NativeConfig
+from vllm_ascend_spec.kernels.gdn_verify.triton import NativeConfig, RowConfig
 
 from benchmarks.kernels import _gdn, _measure
 from benchmarks.kernels._gdn import MAX_ROWS, Native, Replay, Shape
@@ -33,10 +33,6 @@ ROOF_BAR, FLUSH_BAR, DECODE_BAR, ZERO_BAR_US, RAGGED_BAR = 1.5, 1.2, 2.4, 8.0, 1
 CONFIGS = {
     BF16: [ReplayConfig(4, 128), ReplayConfig(8, 128)],
     FP32: [ReplayConfig(2, 16, 2, 3), ReplayConfig(4, 32)],
-}
-NATIVE_CONFIGS = {
-    BF16: [NativeConfig(8, 64), NativeConfig(8, 32), NativeConfig(8, 128, 8)],
-    FP32: [NativeConfig(8, 32), NativeConfig(4, 32, 2), NativeConfig(4, 16, 2)],
 }
 
 
@@ -117,7 +113,7 @@ def check_replay(state: torch.dtype, config: ReplayConfig | None) -> tuple[float
     return outputs, cache
 
 
-def check_native(state: torch.dtype, config: NativeConfig | None) -> None:
+def check_native(state: torch.dtype, config: NativeConfig | RowConfig | None) -> None:
     outputs, states = _gdn.native_errors(state, config)
     assert outputs < LIMITS[state] and states < CACHE_LIMITS[state], (outputs, states)
 
@@ -209,50 +205,28 @@ def ragged_rows(
     ]  # fmt: skip
 
 
-def native_rows(state: torch.dtype, repeats: int, tuning: bool) -> list[dict[str, Any]]:
-    """The native layout, at the settings of NATIVE_CONFIGS with --tune."""
-    shape = Shape(state, 256, MAX_ROWS, 0)
-    check_native(state, None)
-    problem = Native(shape, 2)
-    found = _measure.time_calls(problem.calls(), repeats)
-    name = f"native layout {shape.name}"
-    entries = [row(name, "time", found.us, "us", better="lower", spread=found.spread)]
-    if _gdn.HAS_VLLM:
-        theirs = _measure.time_calls(problem.vllm_calls(), repeats).us
-        entries.append(row(name, "speedup over vllm", theirs / found.us, baseline=theirs, bar=1.0))
-    check_native(state, None)  # again: a fault was seen once, after hundreds of launches
-    for config in NATIVE_CONFIGS[state] if tuning else ():
-        try:
-            check_native(state, config)
-        except AssertionError as failure:
-            print(f"  WRONG {state} {config}: {failure}", flush=True)
-            continue
-        us = _measure.time_calls(problem.calls(config), 10).us
-        entries.append(row(f"{name} {config}", "time", us, "us", better="lower"))
-    return entries
-
-
 def main() -> None:
     options = _measure.arguments(__doc__ or "")
-    best, entries = tune() if options.tune else ({}, [])
-    for state in (BF16, FP32):
-        check_replay(state, best.get(state))
-        entries += native_rows(state, options.repeats, options.tune)
-        entries += replay_rows(state, best.get(state), options.repeats)
-        torch.cuda.empty_cache()
+    best, tried = tune() if options.tune else ({}, [])
     used = {
         str(s): str(best.get(s) or replay.default_config(s, MAX_ROWS, torch.device("cuda")))
         for s in (BF16, FP32)
     }
-    cuda = torch.device("cuda")
-    native_cuts = [native.default_config(MAX_ROWS, cuda, state) for state in (BF16, FP32)]
     notes = (
         f"HV {_gdn.HV}, HK {_gdn.HK}, d {_gdn.DIM}, ring {_gdn.RING}. Captured graph of calls over "
         "input sets larger than L2, time a call. Read roof: the states of the batch, read and "
-        f"added up, in the same run. Settings: {used}; native: {native_cuts}. vLLM: "
+        f"added up, in the same run. Settings: {used}. vLLM: "
         f"{'fused_sigmoid_gating_delta_rule_update' if _gdn.HAS_VLLM else 'not installed'}."
     )
-    _measure.report("kernels/gdn_verify", entries, options, notes)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        yield from tried
+        for state in (BF16, FP32):
+            check_replay(state, best.get(state))
+            yield from replay_rows(state, best.get(state), options.repeats)
+            torch.cuda.empty_cache()
+
+    _measure.report("kernels/gdn_verify", rows(), options, notes)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def measure(rows: int, vocabulary: int, dtype: torch.dtype, options: Any) -> lis
 
 def main() -> None:
     options = _measure.arguments(__doc__ or "")
-    rows = [row for case in CASES for row in measure(*case, options)]
+    rows = (row for case in CASES for row in measure(*case, options))
     notes = (
         "Captured graph of calls over input sets larger than L2, time a call; two launches a call. "
         "Roof: reading the same logits and adding them up, in the same run. Baseline of the "

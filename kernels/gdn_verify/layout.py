@@ -143,3 +143,11 @@ class StepCursor:
     start: Tensor
     pending: Tensor
     flush: Tensor
+
+    def narrow(self, requests: int) -> StepCursor:
+        """Of the first `requests`: views."""
+        return StepCursor(self.start[:requests], self.pending[:requests], self.flush[:requests])
+
+    def pick(self, index: Tensor) -> StepCursor:
+        """Copies of the entries at `index`, an int tensor on the device."""
+        return StepCursor(self.start[index], self.pending[index], self.flush[index])

@@ -17,6 +17,7 @@ from torch import Tensor
 from .._launch import grid
 from .layout import MAX_ROWS
 from .rows import TILE, checked_rows
+from .triton_rows import RowConfig, native_rows_kernel
 from .triton_system import dot_fp32, dot_precision, dot_state, load_rows, pick_head, prepare_heads
 
 
@@ -133,8 +134,10 @@ class NativeConfig:
 
 def default_config(
     max_rows: int, device: torch.device, state_dtype: torch.dtype = torch.bfloat16
-) -> NativeConfig:
+) -> NativeConfig | RowConfig:
     """Outside CUDA the largest cut tried that fits Ascend's 192 KB; none is a measured optimum."""
+    if device.type == "cuda" and max_rows == 1:
+        return RowConfig()
     if device.type == "cuda":
         return NativeConfig(block_v=32 if state_dtype == torch.float32 else 64)
     return NativeConfig(heads=2, block_v=32) if max_rows <= TILE else NativeConfig(1, 16)
@@ -169,7 +172,7 @@ def gdn_verify(
     out: Tensor | None = None,
     max_rows: int = TILE,
     scale: float | None = None,
-    config: NativeConfig | None = None,
+    config: NativeConfig | RowConfig | None = None,
 ) -> Tensor:
     """Outputs of R requests' rows; writes the state after row t of a request to its column t.
 
@@ -204,15 +207,25 @@ def gdn_verify(
     if requests == 0:
         return out
     config = config or default_config(max_rows, q.device, states.dtype)
+    tensors = (
+        q, k, v, a, b, A_log, dt_bias, query_start_loc, state_indices, num_accepted, states, out,
+    )  # fmt: skip
+    numbers = (
+        requests, state_indices.shape[1], DK**-0.5 if scale is None else scale,
+        *row_strides, *state_indices.stride(), states.stride(0),
+    )  # fmt: skip
+    dims = {"HV": HV, "HK": q.shape[1], "DK": DK, "DV": DV}
+    if isinstance(config, RowConfig):
+        block_v = min(config.block_v, DV)
+        native_rows_kernel[grid(requests * HV * (DV // block_v), q.device)](
+            *tensors, *numbers, **dims, BV=block_v, num_warps=config.num_warps
+        )
+        return out
     check_config(config, states.dtype, q.device)
     heads = min(config.heads, HV)
     native_verify_kernel[grid(requests * (HV // heads), q.device)](
-        q, k, v, a, b, A_log, dt_bias, query_start_loc, state_indices, num_accepted, states, out,
-        requests, state_indices.shape[1], DK**-0.5 if scale is None else scale,
-        *row_strides, *state_indices.stride(), states.stride(0),
-        HV=HV, HK=q.shape[1], DK=DK, DV=DV, T=TILE if max_rows <= TILE else MAX_ROWS,
-        HEADS=heads, BV=min(config.block_v, DV),
-        PRECISION=dot_precision(states.dtype, q.device),
+        *tensors, *numbers, **dims, T=TILE if max_rows <= TILE else MAX_ROWS, HEADS=heads,
+        BV=min(config.block_v, DV), PRECISION=dot_precision(states.dtype, q.device),
         num_warps=config.num_warps,
     )  # fmt: skip
     return out

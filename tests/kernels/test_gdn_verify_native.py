@@ -12,6 +12,7 @@ from kernels.gdn_verify import triton as native
 
 REQUESTS, DIM, POISON = 3, 32, 777.0
 CONFIG = native.NativeConfig(heads=2, block_v=16)
+CONFIGS = [CONFIG, native.RowConfig(block_v=8)]
 DTYPES = [torch.bfloat16, torch.float32]
 LIMITS = {torch.bfloat16: 2e-2, torch.float32: 2e-5}
 Steps = list[tuple[list[int], list[int]]]
@@ -22,12 +23,12 @@ class Run:
 
     def __init__(
         self, heads: tuple[int, int], columns: int, dtype: torch.dtype, seed: int,
-        device: torch.device,
+        device: torch.device, config: native.NativeConfig | native.RowConfig = CONFIG,
     ) -> None:  # fmt: skip
         """Columns of the requests are scattered over the pool."""
         self.random = torch.Generator().manual_seed(seed)
         self.HK, self.HV = heads
-        self.columns, self.device = columns, device
+        self.columns, self.device, self.config = columns, device, config
         slots = REQUESTS * columns + 2
         self.states = (self.normal(slots, self.HV, DIM, DIM) * 0.3).to(dtype).to(device)
         self.exact = self.states.double()
@@ -63,7 +64,7 @@ class Run:
         out = torch.full(v.shape, POISON, device=self.device)
         native.gdn_verify(
             q, k, v, a, b, self.A_log, self.dt_bias, self.states, starts, self.indices,
-            self.accepted, out, self.columns, config=CONFIG,
+            self.accepted, out, self.columns, config=self.config,
         )  # fmt: skip
         real = torch.zeros(tokens, dtype=torch.bool)
         for entry in (0, 2, 3):
@@ -106,24 +107,28 @@ def test_schedules_match_float64(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    run = Run(heads, 8, dtype, seed, device)
+    run = Run(heads, 8, dtype, seed, device, data.draw(st.sampled_from(CONFIGS)))
     for rows, accepted in data.draw(steps(8)):
         run.step(rows, accepted)
     run.finish()
 
 
+@pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sixteen_rows_then_one_after_any_acceptance(
-    dtype: torch.dtype, device: torch.device
+    dtype: torch.dtype, config: native.NativeConfig | native.RowConfig, device: torch.device
 ) -> None:
     """After 16 rows with 1, 9 and 16 accepted, one row starts from the right column."""
-    run = Run((1, 2), 16, dtype, 5, device)
+    run = Run((1, 2), 16, dtype, 5, device, config)
     for rows, accepted in (([16] * 3, [1, 9, 16]), ([1] * 3, [1] * 3), ([16, 2, 1], [16, 1, 1])):
         run.step(rows, accepted)
     run.finish()
 
 
-def test_nothing_accepted_touches_nothing(device: torch.device) -> None:
+@pytest.mark.parametrize("config", CONFIGS)
+def test_nothing_accepted_touches_nothing(
+    config: native.NativeConfig | native.RowConfig, device: torch.device
+) -> None:
     run = Run((1, 2), 8, torch.bfloat16, 6, device)
     run.accepted.zero_()
     before = run.states.clone()
@@ -133,7 +138,7 @@ def test_nothing_accepted_touches_nothing(device: torch.device) -> None:
     native.gdn_verify(
         one, one, one.expand(5, 2, 32).contiguous(), gates, gates, run.A_log, run.dt_bias,
         run.states, torch.arange(6, dtype=torch.int32, device=device), run.indices, run.accepted,
-        out, config=CONFIG,
+        out, config=config,
     )  # fmt: skip
     assert bool((out == POISON).all()) and torch.equal(run.states, before)
 
