@@ -72,6 +72,13 @@ class Options(BaseModel):
         ge=0,
         description="Most draft tokens that a step may verify over the whole batch.",
     )
+    gdn_state: Literal["auto", "native", "replay"] = Field(
+        default="auto",
+        description="How speculation keeps the recurrent states of GDN layers. native: vLLM's "
+        "K + 1 states a request. replay: one state and a ring of pending rows. auto: replay where "
+        "it is timed to be faster and nothing stands against it, otherwise native; the log says "
+        "which and why.",
+    )
     cpu: CpuOptions = Field(default_factory=CpuOptions)
 
     @classmethod

@@ -33,3 +33,18 @@ def upstream_gdn_operators() -> None:
     from vllm_ascend_spec.engine import cpu_registrations
 
     cpu_registrations._register_gdn_layer = lambda layers: None
+
+
+def replay_never_advances() -> None:
+    """Accepted rows never become pending: every step starts from the prompt's state."""
+    from vllm_ascend_spec.engine.replay_steps import ReplaySteps
+
+    ReplaySteps.advance = lambda self, requests, accepted: None
+
+
+def replay_keeps_rejected_rows() -> None:
+    """Every row of a step becomes pending, accepted or not."""
+    from vllm_ascend_spec.engine.replay_steps import ReplaySteps
+
+    right = ReplaySteps.advance
+    ReplaySteps.advance = lambda self, requests, accepted: right(self, requests, accepted + 99)

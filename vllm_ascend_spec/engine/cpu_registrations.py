@@ -8,7 +8,7 @@ extension point reaches.
 from types import ModuleType
 from typing import Any
 
-from vllm_ascend_spec.engine import runner
+from vllm_ascend_spec.engine import replay, replay_steps, runner
 from vllm_ascend_spec.engine.patching import Replacement, declare, on_import
 
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
@@ -62,7 +62,12 @@ def replacements() -> tuple[Replacement, ...]:
 
 def declare_all() -> None:
     """Declare the replacements and hook the registrations to the modules that they belong to."""
-    declare(*replacements(), *runner.replacements())
+    declare(
+        *replacements(),
+        *runner.replacements(),
+        *replay.replacements(),
+        *replay_steps.replacements(),
+    )
     on_import(_BACKENDS, _register_gdn_backend)
     on_import(_GDN_LAYER, _register_gdn_layer)
 
@@ -79,7 +84,7 @@ def _register_gdn_layer(layers: ModuleType) -> None:
     from vllm_ascend_spec.engine.cpu_gdn import layer_class
 
     upstream = layers.QwenGatedDeltaNetAttention
-    upstream.register_oot(layer_class(upstream))
+    upstream.register_oot(layer_class(replay.layer_class(upstream)))
 
 
 def _masked_load(original: Any) -> Any:

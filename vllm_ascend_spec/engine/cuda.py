@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from vllm_ascend_spec.engine import runner, versions
+from vllm_ascend_spec.engine import replay, replay_steps, runner, versions
 from vllm_ascend_spec.engine.patching import Replacement, declare, in_place_of, on_import
 
 _BACKENDS = "vllm.v1.attention.backends.registry"
@@ -28,21 +28,22 @@ def enable() -> None:
     if _enabled:
         return
     engine = versions.require_engine(distribution="vllm")
-    for adapter in ("gdn", "adaptive"):
+    for adapter in ("gdn", "replay", "adaptive"):
         versions.require_names(adapter, engine)
-    declare(*replacements(), *runner.replacements())
+    declare(
+        *replacements(),
+        *runner.replacements(),
+        *replay.replacements(),
+        *replay_steps.replacements(),
+    )
     on_import(_BACKENDS, _register_gdn_backend)
+    on_import(_GDN_LAYER, replay.register_layer)
     _enabled = True
 
 
 def replacements() -> tuple[Replacement, ...]:
     """What only CUDA needs."""
     return (
-        Replacement(
-            target=f"{_GDN_LAYER}:QwenGatedDeltaNetAttention._can_use_fused_gdn_mtp_decode",
-            reason="the fused decode kernel is not known to be right for rows of other lengths",
-            make=_only_for_equal_rows,
-        ),
         Replacement(
             target="vllm.config.vllm:VllmConfig._validate_adaptive_verification",
             reason="options of the plugin are checked where vLLM checks its own",
@@ -57,16 +58,6 @@ def _register_gdn_backend(registry: ModuleType) -> None:
         "vllm_ascend_spec.engine.gdn.RaggedGDNAttentionBackend",
         is_mamba=True,
     )
-
-
-def _only_for_equal_rows(original: Any) -> Any:
-    @in_place_of(original)
-    def can_use_fused(self: Any, attn_metadata: Any) -> bool:
-        speculative = self.speculative_config
-        adaptive = speculative is not None and speculative.enable_adaptive_verification
-        return not adaptive and bool(original(self, attn_metadata))
-
-    return can_use_fused
 
 
 def _check_options_first(original: Any) -> Any:

@@ -59,6 +59,36 @@ REQUIRED: dict[str, tuple[UpstreamName, ...]] = {
         ),
         UpstreamName("vllm.v1.attention.backends.registry:MambaAttentionBackendEnum.GDN_ATTN"),
     ),
+    "replay": (
+        UpstreamName("vllm.model_executor.custom_op:PluggableLayer.register_oot"),
+        UpstreamName(
+            "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn:"
+            "QwenGatedDeltaNetAttention._forward_core",
+            ("mixed_qkv", "b", "a", "core_attn_out"),
+        ),
+        UpstreamName("vllm.model_executor.layers.mamba.abstract:MambaBase.bind_kv_cache"),
+        UpstreamName(
+            "vllm.model_executor.layers.mamba.ops.causal_conv1d:causal_conv1d_update",
+            ("conv_state_indices", "num_accepted_tokens", "query_start_loc", "max_query_len"),
+        ),
+        UpstreamName("vllm.utils.torch_utils:async_tensor_h2d", ("device",)),
+        UpstreamName(
+            "vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadataBuilder.update_block_table"
+        ),
+        *(
+            UpstreamName(f"vllm.v1.worker.gpu.model_states.mamba_hybrid:MambaHybridModelState.{x}")
+            for x in ("add_request", "prepare_attn", "postprocess_state")
+        ),
+        *(
+            UpstreamName(f"vllm.model_executor.models.{model}.get_mamba_state_{kind}_from_config")
+            for model in (
+                "qwen3_5:Qwen3_5ForCausalLMBase",
+                "qwen3_5:Qwen3_5ForConditionalGeneration",
+                "qwen3_next:Qwen3NextForCausalLM",
+            )
+            for kind in ("shape", "dtype")
+        ),
+    ),
     "cpu": (
         UpstreamName("vllm.platforms.cpu:CpuPlatform.check_and_update_config", ("vllm_config",)),
         UpstreamName("vllm.platforms.cpu:CpuPlatform.register_triton_kernel_overrides"),
@@ -68,7 +98,6 @@ REQUIRED: dict[str, tuple[UpstreamName, ...]] = {
             "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn:"
             "QwenGatedDeltaNetAttention.forward_cpu"
         ),
-        UpstreamName("vllm.model_executor.custom_op:PluggableLayer.register_oot"),
         UpstreamName(
             "vllm.v1.worker.gpu.spec_decode.adaptive_verification:"
             "maybe_create_adaptive_verification_manager",
