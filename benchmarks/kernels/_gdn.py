@@ -140,7 +140,9 @@ class Native:
         self.query_start_loc = integers(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
         self.rows = [Rows(int(lengths.sum()), seed) for seed in range(sets)]
 
-    def calls(self, config: native.NativeConfig | native.RowConfig | None = None) -> list[Callable[[], object]]:
+    def calls(
+        self, config: native.NativeConfig | native.RowConfig | None = None
+    ) -> list[Callable[[], object]]:
         return [
             partial(
                 native.gdn_verify, *rows.inputs(), self.states, self.query_start_loc, indices,
@@ -235,7 +237,9 @@ def errors_beside_vllm(
     }
 
 
-def native_errors(state: torch.dtype, config: native.NativeConfig | native.RowConfig | None) -> tuple[float, float]:
+def native_errors(
+    state: torch.dtype, config: native.NativeConfig | native.RowConfig | None
+) -> tuple[float, float]:
     """(outputs, states) of a ragged batch against the oracle in float64."""
     from vllm_ascend_spec.kernels.gdn_verify import naive
 

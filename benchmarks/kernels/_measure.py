@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -18,6 +21,7 @@ import triton.language as tl
 REPEATS = 30
 COLD_BYTES = 160 << 20  # an H200 has 60 MB of L2
 MAX_SETS = 1024
+Job = TypeVar("Job")
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,29 @@ def time_calls(calls: Sequence[Callable[[], object]], repeats: int = REPEATS) ->
     median = statistics.median(times)
     tenths = statistics.quantiles(times, n=10)
     return Time(median, (tenths[-1] - tenths[0]) / (2 * median))
+
+
+def failure_of(calls: Sequence[Callable[[], object]]) -> str | None:
+    """Run the first call; what went wrong, or None."""
+    try:
+        calls[0]()
+        torch.cuda.synchronize()
+    except Exception as failure:  # the setting is reported and left out
+        return f"{type(failure).__name__}: {str(failure)[:200]}"
+    return None
+
+
+def compiled(jobs: list[Job], compile_one: Callable[[Job], str | None]) -> list[Job]:
+    """The jobs that compile and launch, each tried in a process of its own, so that the disk cache
+    is full when the timing starts. compile_one: a function of a module; None, or what failed."""
+    workers = max(1, min(14, (os.cpu_count() or 2) - 2))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        failures = list(pool.map(compile_one, jobs))
+    for job, failure in zip(jobs, failures, strict=True):
+        if failure:
+            print(f"left out {job}: {failure}", flush=True)
+    return [job for job, failure in zip(jobs, failures, strict=True) if not failure]
 
 
 def launches(call: Callable[[], object]) -> int:

@@ -8,10 +8,7 @@ PYTHONPATH=. python -m benchmarks.kernels.gdn_verify [--json PATH] [--repeats N]
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
@@ -50,31 +47,16 @@ def time_replay(shape: Shape, config: ReplayConfig | None, repeats: int) -> _mea
 
 
 def compile_one(job: tuple[torch.dtype, ReplayConfig]) -> str | None:
-    """In a process of its own, so that the disk cache is full when the timing starts.
-
-    16 requests: Triton compiles again for a count that 16 does not divide.
-    """
+    """16 requests: Triton compiles again for a count that 16 does not divide."""
     state, config = job
-    try:
-        Replay(Shape(state, 16, 1, 0), 1).calls(_gdn.triton_kernel(config))[0]()
-        torch.cuda.synchronize()
-    except Exception as failure:  # the setting is reported and left out
-        return f"{type(failure).__name__}: {str(failure)[:200]}"
-    return None
+    return _measure.failure_of(Replay(Shape(state, 16, 1, 0), 1).calls(_gdn.triton_kernel(config)))
 
 
 def compiled(
     jobs: list[tuple[torch.dtype, ReplayConfig]],
 ) -> list[tuple[torch.dtype, ReplayConfig]]:
     """The jobs that compile and launch."""
-    workers = max(1, min(12, (os.cpu_count() or 2) - 2))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        failures = list(pool.map(compile_one, jobs))
-    for job, failure in zip(jobs, failures, strict=True):
-        if failure:
-            print(f"left out {job}: {failure}", flush=True)
-    return [job for job, failure in zip(jobs, failures, strict=True) if not failure]
+    return _measure.compiled(jobs, compile_one)
 
 
 def tune() -> tuple[dict[torch.dtype, ReplayConfig], list[dict[str, Any]]]:

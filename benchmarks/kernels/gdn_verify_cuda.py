@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from vllm_ascend_spec.kernels._launch import device_cores
 from vllm_ascend_spec.kernels.gdn_verify import cuda
 
 from benchmarks.kernels import _gdn, _measure
@@ -79,12 +80,12 @@ def checked(opened: cuda.Library) -> list[cuda.Variant]:
 def candidates(
     opened: cuda.Library, variants: list[cuda.Variant], state: torch.dtype
 ) -> dict[str, Kernel]:
-    """By name: what is picked, each launch cut, and Triton's kernels that agree with float64."""
+    """By name: what is picked, each launch cut, and Triton's default if it agrees with float64."""
     kernels: dict[str, Kernel] = {PICKED: cuda_kernel(opened, None)}
     kernels |= {
         f"CUDA {v.name}": cuda_kernel(opened, v) for v in variants if v.state_dtype == state
     }
-    for _, config in uniform.compiled([(state, config) for config in uniform.CONFIGS[state]]):
+    for config in uniform.CONFIGS[state][:1]:
         kernel = _gdn.triton_kernel(config)
         errors = _gdn.replay_errors(state, kernel)
         cut = f"{config.heads} heads, {config.block_v} rows, {config.num_warps} warps"
@@ -111,26 +112,19 @@ def read_roof(state: torch.dtype, repeats: int) -> float:
     return _measure.read_time(list(states.chunk(2)), repeats).us
 
 
-def compare(state: torch.dtype, kernels: dict[str, Kernel]) -> list[dict[str, Any]]:
-    """Every kernel's times."""
+def compare(state: torch.dtype, kernels: dict[str, Kernel]) -> Iterator[dict[str, Any]]:
+    """Every kernel's times, the shape with the bars first."""
     shapes = (
         Shape(state, 256, MAX_ROWS), Shape(state, 256, 1, 0),
         Shape(state, 256, MAX_ROWS, flush=True), Shape(state, 256, 0, 0), Shape(state, 32, 1, 0),
+        Shape(state, 64, MAX_ROWS),
     )  # fmt: skip
-    found = [times(shape, kernels, 10) for shape in shapes]
-    print("  us at " + ", ".join(shape.name for shape in shapes), flush=True)
-    entries = []
-    for name in kernels:
-        us = [by_name[name].us for by_name in found]
-        print(f"  {name:44s} {[round(x, 1) for x in us]}", flush=True)
-        entries += [
-            row(f"{shape.name} {name}", "time", value, "us", better="lower")
-            for shape, value in zip(shapes, us, strict=True)
-        ]
-    return entries
+    for shape in shapes:
+        for name, found in times(shape, kernels, 10).items():
+            yield row(f"{shape.name} {name}", "time", found.us, "us", better="lower")
 
 
-def figures(state: torch.dtype, name: str, kernel: Kernel, repeats: int) -> list[dict[str, Any]]:
+def figures(state: torch.dtype, name: str, kernel: Kernel, repeats: int) -> Iterator[Any]:
     """What the bars of this state dtype ask."""
     only = {name: kernel}
 
@@ -140,75 +134,66 @@ def figures(state: torch.dtype, name: str, kernel: Kernel, repeats: int) -> list
     whole = us(256, MAX_ROWS)
     roof, bf16 = read_roof(state, repeats), state == BF16
     label = Shape(state, 256, MAX_ROWS).name
-    entries = [
-        row(label, "time", whole, "us", better="lower"),
-        row(label, "time over read roof", whole / roof, baseline=roof, better="lower",
-            bar=uniform.ROOF_BAR if bf16 else None),
-        row(label, "bandwidth", Shape(state, 256, MAX_ROWS).bytes() / whole / 1e6, "TB/s"),
-        row(f"{label} flush 1/8", "time over no flush", us(256, MAX_ROWS, flush=True) / whole,
-            baseline=whole, bar=uniform.FLUSH_BAR, better="lower"),
-        row(Shape(state, 256, 0, 0).name, "time", us(256, 0, 0), "us", bar=uniform.ZERO_BAR_US,
-            better="lower"),
-    ]  # fmt: skip
-    low, ragged = us(256, 1), us(256, None)
-    one, eight, mixed = (Shape(state, 256, rows).bytes() for rows in (1, MAX_ROWS, None))
-    predicted = low + (whole - low) / (eight - one) * (mixed - one)
-    entries.append(
-        row(Shape(state, 256, None).name, "time over prediction by bytes", ragged / predicted,
-            baseline=predicted, bar=uniform.RAGGED_BAR, better="lower")
-    )  # fmt: skip
+    yield row(label, "time", whole, "us", better="lower")
+    yield row(label, "time over read roof", whole / roof, baseline=roof, better="lower",
+              bar=uniform.ROOF_BAR if bf16 else None)  # fmt: skip
+    yield row(label, "bandwidth", Shape(state, 256, MAX_ROWS).bytes() / whole / 1e6, "TB/s")
+    yield row(f"{label} flush 1/8", "time over no flush", us(256, MAX_ROWS, flush=True) / whole,
+              baseline=whole, bar=uniform.FLUSH_BAR, better="lower")  # fmt: skip
+    yield row(Shape(state, 256, 0, 0).name, "time", us(256, 0, 0), "us", bar=uniform.ZERO_BAR_US,
+              better="lower")  # fmt: skip
     for requests in (32, 128, 256):
-        entries += beside_vllm(
+        yield from beside_vllm(
             Shape(state, requests, 1, 0),
             us(requests, 1, 0),
             repeats,
             uniform.DECODE_BAR if bf16 else None,
         )
-    entries += beside_vllm(Shape(state, 256, MAX_ROWS), whole, repeats, uniform.SPEEDUP_BARS[state])
+    yield from beside_vllm(Shape(state, 256, MAX_ROWS), whole, repeats, uniform.SPEEDUP_BARS[state])
+    low, ragged = us(256, 1), us(256, None)
+    one, eight, mixed = (Shape(state, 256, rows).bytes() for rows in (1, MAX_ROWS, None))
+    predicted = low + (whole - low) / (eight - one) * (mixed - one)
+    yield row(Shape(state, 256, None).name, "time over prediction by bytes", ragged / predicted,
+              baseline=predicted, bar=uniform.RAGGED_BAR, better="lower")  # fmt: skip
     if _gdn.HAS_VLLM:
         for what, (ours, theirs) in _gdn.errors_beside_vllm(state, kernel).items():
-            entries.append(
-                row(f"{label} {what}", "error over vllm's", ours / theirs, baseline=theirs,
-                    bar=None if bf16 else 1.0, better="lower")
-            )  # fmt: skip
-    return entries
+            yield row(f"{label} {what}", "error over vllm's", ours / theirs, baseline=theirs,
+                      bar=None if bf16 else 1.0, better="lower")  # fmt: skip
 
 
-def beside_vllm(shape: Shape, ours: float, repeats: int, bar: float | None) -> list[dict[str, Any]]:
-    entries = [row(shape.name, "time", ours, "us", better="lower")]
+def beside_vllm(shape: Shape, ours: float, repeats: int, bar: float | None) -> Iterator[Any]:
+    yield row(shape.name, "time", ours, "us", better="lower")
     theirs = uniform.vllm_us(shape, repeats)
     if theirs:
-        entries.append(
-            row(shape.name, "speedup over vllm", theirs / ours, baseline=theirs, bar=bar)
-        )
-    return entries
+        yield row(shape.name, "speedup over vllm", theirs / ours, baseline=theirs, bar=bar)
 
 
-def all_rows(states: Sequence[torch.dtype], repeats: int) -> list[dict[str, Any]]:
-    """RuntimeError if a launch cut is wrong: it could be the one that is picked."""
+def all_rows(states: Sequence[torch.dtype], repeats: int) -> Iterator[dict[str, Any]]:
+    """Of each state type the launch cuts beside each other, then the figures with a bar.
+
+    RuntimeError if the launch cut that is picked for 256 requests is wrong.
+    """
     opened = cuda.library()
     variants = checked(opened)
-    if len(variants) < len(opened.variants):
-        raise RuntimeError("a launch cut is wrong (above): no figures")
-    tried, reached = [], []
     for state in states:
+        if opened.pick(state, 256 * _gdn.HV, device_cores(torch.device("cuda"))) not in variants:
+            raise RuntimeError(f"the launch cut for {state} that is picked is wrong: no figures")
         kernels = candidates(opened, variants, state)
-        tried += compare(state, kernels)
-        reached += figures(state, PICKED, kernels[PICKED], repeats)
+        yield from compare(state, kernels)
+        yield from figures(state, PICKED, kernels[PICKED], repeats)
         torch.cuda.empty_cache()
-    return tried + reached
 
 
 def main() -> None:
     options = _measure.arguments(__doc__ or "")
-    entries = all_rows((BF16, FP32), options.repeats)
     notes = (
         f"HV {_gdn.HV}, HK {_gdn.HK}, d {DIM}, ring {_gdn.RING}. Captured graph of calls over "
         "input sets larger than L2, time a call. Read roof: the states of the batch, read and "
         "added up, in the same run. Figures with a bar are of the launch cut that is picked. "
         f"vLLM: {'fused_sigmoid_gating_delta_rule_update' if _gdn.HAS_VLLM else 'not installed'}."
     )
-    _measure.report("kernels/gdn_verify_cuda", entries, options, notes)
+    rows = all_rows((BF16, FP32), options.repeats)
+    _measure.report("kernels/gdn_verify_cuda", rows, options, notes)
 
 
 if __name__ == "__main__":

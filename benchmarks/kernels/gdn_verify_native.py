@@ -66,6 +66,11 @@ def right(state: torch.dtype, config: Config) -> bool:
     return True
 
 
+def compile_one(job: tuple[torch.dtype, int, Config]) -> str | None:
+    state, rows, config = job
+    return _measure.failure_of(Native(Shape(state, 16, rows, 0), 1).calls(config))
+
+
 def measure(state: torch.dtype, rows: int, options: Any) -> Iterator[dict[str, Any]]:
     """Rows of one shape."""
     shape = Shape(state, REQUESTS, rows, pending=0)
@@ -100,6 +105,11 @@ def main() -> None:
         f"{MAX_ROWS} rows, fused_recurrent_gated_delta_rule_packed_decode at 1 "
         f"({'run' if _gdn.HAS_VLLM else 'not installed'})."
     )
+    if options.tune:
+        _measure.compiled(
+            [(s, n, config) for s in (BF16, FP32) for n in (MAX_ROWS, 1) for config in CONFIGS[s]],
+            compile_one,
+        )
     rows = (
         entry
         for state in (BF16, FP32)

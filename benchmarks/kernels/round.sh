@@ -1,25 +1,40 @@
 # One round on a GPU host: sh benchmarks/kernels/round.sh FOLDER
-# Figures as JSON and logs in FOLDER, what has a bar or is wrong at the end. About four minutes.
+# Figures as JSON and logs in FOLDER, what has a bar or is wrong at the end. About five minutes.
 out=${1:?folder for the results}
 mkdir -p "$out"
+began=$(date +%s)
 python3 -c "import torch; print(torch.cuda.get_device_name(), torch.__version__)"
 
 # Compilers outside the time limits below.
-python3 -c "
+for name in gdn_verify pack_rows; do
+  python3 -c "
 import benchmarks.kernels
 from vllm_ascend_spec.kernels import _cuda_library
-for name in ('gdn_verify', 'pack_rows'):
-    print(_cuda_library.library(name))"
+print(_cuda_library.library('$name'))" &
+done
+wait
 
 run() {
   name=$1; seconds=$2; shift 2
   timeout "$seconds" python3 -m "benchmarks.kernels.$name" --json "$out/$name.json" "$@" > "$out/$name.log" 2>&1
-  echo "$name: exit $?, $(wc -l < "$out/$name.log") lines"
+  echo "$name: exit $?, $(wc -l < "$out/$name.log") lines, $(($(date +%s) - began)) s since the start"
 }
-run gdn_verify_cuda 150
-grep -E "^  (CUDA|Triton|us at|right|WRONG)" "$out/gdn_verify_cuda.log"
-run pack_rows 90
-run max_softmax 50 --tune
-run conv_verify 45 --tune
-grep -hE "warps x|num_warps" "$out/max_softmax.log" "$out/conv_verify.log"
-grep -hE " bar |speedup|Error|error over" "$out"/gdn_verify_cuda.log "$out"/pack_rows.log "$out"/max_softmax.log "$out"/conv_verify.log
+run pack_rows 40
+run gdn_verify_native 75 --tune
+run gdn_verify_cuda 120
+run max_softmax 40 --tune
+
+if command -v ncu > /dev/null; then
+  timeout 40 ncu --clock-control none -k regex:kernel --section SpeedOfLight --section Occupancy \
+    --section WarpStateStats --section SchedulerStats --section MemoryWorkloadAnalysis \
+    --section LaunchStats --section SourceCounters --import-source no -f -o "$out/gdn_verify" \
+    python3 -m benchmarks.kernels.gdn_verify_profile > "$out/ncu.log" 2>&1
+  echo "ncu: exit $?, $(($(date +%s) - began)) s since the start"
+  ncu --import "$out/gdn_verify.ncu-rep" --page details --csv > "$out/ncu_details.csv" 2>&1
+  ncu --import "$out/gdn_verify.ncu-rep" --page source --csv > "$out/ncu_source.csv" 2>&1
+fi
+timeout 60 python3 -m pytest -q -x -p no:cacheprovider tests/kernels/test_gdn_verify_cuda.py \
+  "tests/kernels/test_gdn_verify_replay.py" -k "cuda or graph or fp32 or float32" > "$out/pytest.log" 2>&1
+echo "pytest: exit $?, $(tail -n 1 "$out/pytest.log")"
+grep -E "right|WRONG" "$out"/*.log
+grep -hE "us  |bar |speedup|Error|error over" "$out"/pack_rows.log "$out"/gdn_verify_native.log "$out"/gdn_verify_cuda.log "$out"/max_softmax.log

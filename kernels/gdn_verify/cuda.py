@@ -92,7 +92,7 @@ class Library:
         blocks whose copies could hide behind it. Timed for one row at 32 requests of 32 heads;
         that it holds for more rows is reasoned.
         """
-        many, few = (v for v in self.variants if v.state_dtype == state_dtype)
+        many, few, *_ = (v for v in self.variants if v.state_dtype == state_dtype)
         return few if heads <= few.heads * multiprocessors else many
 
     def launch(self, arguments: _Arguments, variant: Variant, device: torch.device) -> None:
