@@ -41,7 +41,7 @@ def cuda_kernel(opened: cuda.Library, variant: cuda.Variant | None) -> Kernel:
 def check_one(path: str, number: int) -> None:
     """Exit code 0 if this launch cut agrees with float64; prints its errors."""
     opened = cuda.Library(Path(path))
-    variant = opened.variants[number]
+    variant = next(v for v in opened.variants if v.number == number)
     errors = _gdn.replay_errors(variant.state_dtype, cuda_kernel(opened, variant))
     print(*(f"{error:.2e}" for error in errors))
     sys.exit(not within_limits(variant.state_dtype, errors))
@@ -124,6 +124,15 @@ def compare(state: torch.dtype, kernels: dict[str, Kernel]) -> Iterator[dict[str
             yield row(f"{shape.name} {name}", "time", found.us, "us", better="lower")
 
 
+def bounds(opened: cuda.Library, state: torch.dtype) -> Iterator[dict[str, Any]]:
+    """Launches that leave out a part of the work; what they leave behind is of no use."""
+    problem = Replay(Shape(state, 256, MAX_ROWS), 2)
+    for variant in opened.bounds:
+        if variant.state_dtype == state:
+            us = _measure.time_calls(problem.calls(cuda_kernel(opened, variant)), 10).us
+            yield row(f"{problem.shape.name} {variant.name}", "time", us, "us", better="lower")
+
+
 def figures(state: torch.dtype, name: str, kernel: Kernel, repeats: int) -> Iterator[Any]:
     """What the bars of this state dtype ask."""
     only = {name: kernel}
@@ -182,6 +191,8 @@ def all_rows(states: Sequence[torch.dtype], repeats: int) -> Iterator[dict[str, 
         yield from compare(state, kernels)
         yield from figures(state, PICKED, kernels[PICKED], repeats)
         torch.cuda.empty_cache()
+    for state in states:
+        yield from bounds(opened, state)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ def main() -> None:
     opened = cuda.library()
     for state in (torch.bfloat16, torch.float32):
         problem = Replay(Shape(state, 256, MAX_ROWS), 2)
-        for variant in opened.variants:
+        for variant in [*opened.variants, *opened.bounds]:
             if variant.state_dtype == state and wanted in variant.name:
                 print(variant.name, state, flush=True)
                 problem.calls(cuda_kernel(opened, variant))[0]()

@@ -24,7 +24,8 @@ CASES = (
 )
 # Around the default for bf16: lane_bytes, num_warps, programs_per_core, ahead.
 TUNINGS = tuple(
-    kernel.Tiling(*values, True) for values in ((2048, 4, 16), (2048, 4, 64), (1024, 2, 32))
+    kernel.Tiling(*values, True)
+    for values in ((2048, 4, 16), (2048, 4, 24), (2048, 4, 48), (2048, 4, 64), (1024, 2, 32))
 )
 
 

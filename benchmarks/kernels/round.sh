@@ -20,8 +20,8 @@ run() {
   echo "$name: exit $?, $(wc -l < "$out/$name.log") lines, $(($(date +%s) - began)) s since the start"
 }
 run pack_rows 40
-run gdn_verify_native 75 --tune
-run gdn_verify_cuda 120
+run gdn_verify_native 60 --tune
+run gdn_verify_cuda 100
 run max_softmax 40 --tune
 
 if command -v ncu > /dev/null; then
@@ -33,7 +33,7 @@ if command -v ncu > /dev/null; then
   ncu --import "$out/gdn_verify.ncu-rep" --page details --csv > "$out/ncu_details.csv" 2>&1
   ncu --import "$out/gdn_verify.ncu-rep" --page source --csv > "$out/ncu_source.csv" 2>&1
 fi
-timeout 60 python3 -m pytest -q -x -p no:cacheprovider tests/kernels/test_gdn_verify_cuda.py \
+timeout 50 python3 -m pytest -q -x -p no:cacheprovider tests/kernels/test_gdn_verify_cuda.py \
   "tests/kernels/test_gdn_verify_replay.py" -k "cuda or graph or fp32 or float32" > "$out/pytest.log" 2>&1
 echo "pytest: exit $?, $(tail -n 1 "$out/pytest.log")"
 grep -E "right|WRONG" "$out"/*.log

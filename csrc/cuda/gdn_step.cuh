@@ -6,30 +6,6 @@
 
 namespace gdn {
 
-// All that a warp knows of a head before it needs the state.
-template <bool kWide>
-struct Prepared {
-  Rows rows;
-  Products products;
-  Pending pending;
-  System system;
-  float from_state[2][2];
-
-  WARP_FN Prepared(const Arguments& x, const Work& w)
-      : rows(load_rows<kWide>(x, w)), pending(load_pending(x, w)) {
-    const Gates gates = load_gates(x, w);
-    products = products_of(rows, x.scale);
-    system = solve(products, gates, w.num_rows);
-    append<kWide>(x, w, rows, products, gates);
-    const float decay = expf(pending.total);
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      from_state[0][e] = system.from_start_k[e] * decay;
-      from_state[1][e] = system.from_start_q[e] * decay;
-    }
-  }
-};
-
 // What a half head needs besides its state, asked for before the small system is solved.
 template <bool kWide>
 struct HalfInputs {
@@ -79,7 +55,7 @@ WARP_FN void step_direct(const Arguments& x, int head) {
   const char* const state_at = half_state<kWide>(x, w);
   StateTile<kWide> ahead[kDepth];
 #pragma unroll
-  for (int tile = 0; tile < kDepth; ++tile) ahead[tile].template load<true>(state_at, tile);
+  for (int tile = 0; tile < kDepth; ++tile) ahead[tile].template load<true>(tile_rows<kWide>(state_at, tile));
   HalfInputs<kWide> inputs;
   inputs.load(x, w);
   const Prepared<kWide> prepared(x, w);
@@ -96,7 +72,7 @@ WARP_FN void step_direct(const Arguments& x, int head) {
       const int next = tile + kDepth;
       if (next < kTiles || half + 1 < kHalves)
         ahead[tile % kDepth].template load<true>(
-            state_at + (half + next / kTiles) * kHalfBytes, next % kTiles);
+            tile_rows<kWide>(state_at + (half + next / kTiles) * kHalfBytes, next % kTiles));
     }
     store_results<kWide>(x, w, work.results);
   }
@@ -113,7 +89,7 @@ WARP_FN void finish_copied(HalfHead<kWide>& work, const char* buffer) {
   for (int tile = 0; tile < kTiles; ++tile) {
     warp::keep_order();  // or the compiler holds several tiles in registers
     StateTile<kWide> state;
-    state.template load<false>(buffer, tile);
+    state.template load<false>(tile_rows<kWide>(buffer, tile));
     work.finish(state, tile);
   }
 }

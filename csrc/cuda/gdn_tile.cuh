@@ -39,13 +39,13 @@ struct StateTile<false> {
                     uint4{x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]});
   }
 
-  // half_at: the first of the 64 rows. kStream: device memory; otherwise shared memory.
+  // rows_at: the first of the lane's two rows. kStream: device memory; otherwise shared memory.
   template <bool kStream>
-  WARP_FN void load(const char* half_at, int tile) {
-    const int g = warp::lane() >> 2, c = warp::lane() & 3;
+  WARP_FN void load(const char* rows_at) {
+    const int c = warp::lane() & 3;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const char* at = half_at + (8 * g + 2 * tile + r) * (kDim * kStateBytes) + 16 * c;
+      const char* at = rows_at + r * (kDim * kStateBytes) + 16 * c;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint4 part = kStream ? warp::load_stream(at + 64 * i) : warp::load16(at + 64 * i);
@@ -90,11 +90,11 @@ struct StateTile<true> {
   }
 
   template <bool kStream>
-  WARP_FN void load(const char* half_at, int tile) {
-    const int g = warp::lane() >> 2, c = warp::lane() & 3;
+  WARP_FN void load(const char* rows_at) {
+    const int c = warp::lane() & 3;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const char* at = half_at + (8 * g + 2 * tile + r) * (kDim * kStateBytes) + 16 * c;
+      const char* at = rows_at + r * (kDim * kStateBytes) + 16 * c;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const uint4 part = kStream ? warp::load_stream(at + 64 * i) : warp::load16(at + 64 * i);
@@ -177,6 +177,9 @@ template <>
 struct Updates<false> {
   uint32_t x[2][kTiles];
 
+  // Tile 0 alone.
+  WARP_FN void load_pair(int row, const char* at, bool real) { x[row][0] = real ? warp::load4(at) : 0; }
+
   WARP_FN void load(int row, const char* at, bool real) {
     const uint4 part = real ? warp::load16(at) : uint4{0, 0, 0, 0};
     x[row][0] = part.x, x[row][1] = part.y, x[row][2] = part.z, x[row][3] = part.w;
@@ -200,6 +203,11 @@ struct Updates<false> {
 template <>
 struct Updates<true> {
   float x[2][2 * kTiles];
+
+  WARP_FN void load_pair(int row, const char* at, bool real) {
+    const uint2 part = real ? warp::load8(at) : uint2{0, 0};
+    x[row][0] = warp::as_float(part.x), x[row][1] = warp::as_float(part.y);
+  }
 
   WARP_FN void load(int row, const char* at, bool real) {
 #pragma unroll

@@ -1,6 +1,7 @@
 // Launches of gdn_verify, with a C interface: kernels/gdn_verify/cuda.py calls it through ctypes.
 #include <cuda_runtime.h>
 
+#include "gdn_pipeline.cuh"
 #include "gdn_step.cuh"
 
 namespace {
@@ -25,6 +26,13 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
     gdn::step_copied<kWide>(x, shared + warp * kHalfBytes<kWide>, barriers + warp, unit);
 }
 
+template <bool kWide, typename Shared>
+__global__ void __launch_bounds__(32 * (gdn::kTileWarps + Shared::kSystemWarps + 1), 1)
+    pipeline_kernel(const __grid_constant__ gdn::Arguments x) {
+  extern __shared__ __align__(128) char shared[];
+  gdn::run_pipeline<kWide>(x, *reinterpret_cast<Shared*>(shared));
+}
+
 struct Variant {
   const char* name;
   bool wide;
@@ -32,7 +40,7 @@ struct Variant {
   int warps;
   int blocks_per_sm;
   int shared_bytes;
-  int halves;  // of a head that a warp serves
+  int halves;  // of a head that a warp serves; 0: blocks stay, one a multiprocessor
 };
 
 template <bool kWide, int kWarps, int kBlocks, int kDepth>
@@ -47,6 +55,27 @@ constexpr Variant copied(const char* name) {
           1};
 }
 
+template <bool kWide, int kSystemWarps, int kStages, int kParts,
+          gdn::LeftOut kLeftOut = gdn::kNothing>
+constexpr Variant pipeline(const char* name) {
+  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kParts, kLeftOut>;
+  return {name, kWide, pipeline_kernel<kWide, Shared>, gdn::kTileWarps + kSystemWarps + 1,
+          1,    sizeof(Shared), 0};
+}
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+int grid_of(const Variant& v, const gdn::Arguments& x) {
+  const int heads = x.requests * x.value_heads;
+  if (v.halves == 0) return heads < multiprocessors() ? heads : multiprocessors();
+  return (2 / v.halves * heads + v.warps - 1) / v.warps;
+}
+
 // Of each state type the one for many requests first, then the one for few; figures of these and of
 // those that lost: docs/kernels/gdn_verify.md. Names say: how the state arrives, warps a block,
 // blocks a multiprocessor, tiles ahead.
@@ -55,6 +84,16 @@ const Variant kVariants[] = {
     direct<false, 4, 2, 2>("direct w4 b2 d2 whole heads"),
     copied<true, 2, 3>("copied w2 b3"),
     direct<true, 2, 4, 1>("direct w2 b4 d1 whole heads"),
+    pipeline<false, 7, 5, 1>("pipeline s7 r5"),
+    pipeline<false, 7, 10, 2>("pipeline s7 r10 halves"),
+    pipeline<false, 11, 4, 1>("pipeline s11 r4"),
+    pipeline<false, 5, 11, 2>("pipeline s5 r11 halves"),
+    pipeline<false, 7, 5, 1, gdn::kAllButCopies>("bound: states alone"),
+    pipeline<false, 7, 5, 1, gdn::kProducts>("bound: no products"),
+    pipeline<false, 7, 5, 1, gdn::kCopies>("bound: no states"),
+    pipeline<true, 7, 5, 2>("pipeline s7 r5"),
+    pipeline<true, 5, 5, 2>("pipeline s5 r5"),
+    pipeline<true, 7, 5, 2, gdn::kAllButCopies>("bound: states alone"),
 };
 constexpr int kVariantCount = sizeof(kVariants) / sizeof(kVariants[0]);
 
@@ -88,9 +127,7 @@ int gdn_verify_launch(const gdn::Arguments* arguments, int variant, void* stream
         v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.shared_bytes);
     if (error != cudaSuccess) return error;
   }
-  const int units = 2 / v.halves * arguments->requests * arguments->value_heads;
-  const int blocks = (units + v.warps - 1) / v.warps;
-  v.kernel<<<blocks, 32 * v.warps, v.shared_bytes, static_cast<cudaStream_t>(stream)>>>(*arguments);
+  v.kernel<<<grid_of(v, *arguments), 32 * v.warps, v.shared_bytes, static_cast<cudaStream_t>(stream)>>>(*arguments);
   return cudaGetLastError();
 }
 

@@ -51,18 +51,32 @@ struct Work {
 };
 
 template <bool kWide>
+WARP_FN char* head_state(const Arguments& x, const Work& w) {
+  return x.state + (w.slot * x.state_slot + w.head * (kDim * kDim)) * StateTile<kWide>::kStateBytes;
+}
+
+template <bool kWide>
 WARP_FN char* half_state(const Arguments& x, const Work& w) {
-  return x.state + (w.slot * x.state_slot + (w.head * kDim + w.half * kHalf) * kDim) *
-                       StateTile<kWide>::kStateBytes;
+  return head_state<kWide>(x, w) + w.half * (kHalf * kDim * StateTile<kWide>::kStateBytes);
+}
+
+// The lane's two rows of a tile, in a half head that begins at half_at.
+template <bool kWide, typename At>
+WARP_FN At tile_rows(At half_at, int tile) {
+  return half_at + (8 * (warp::lane() >> 2) + 2 * tile) * (kDim * StateTile<kWide>::kStateBytes);
+}
+
+// The update of a row of the ring, from row dv of the head on.
+template <bool kWide>
+WARP_FN char* update_of(const Arguments& x, const Work& w, int place, int dv) {
+  return x.updates +
+         (w.slot * x.update_slot + (w.head * x.ring_rows + place) * kDim + dv) *
+             StateTile<kWide>::kUpdateBytes;
 }
 
 template <bool kWide>
 WARP_FN char* update_at(const Arguments& x, const Work& w, int place) {
-  const int g = warp::lane() >> 2;
-  return x.updates + (w.slot * x.update_slot +
-                      (w.head * x.ring_rows + place) * kDim +
-                      w.half * kHalf + 8 * g) *
-                         StateTile<kWide>::kUpdateBytes;
+  return update_of<kWide>(x, w, place, w.half * kHalf + 8 * (warp::lane() >> 2));
 }
 
 WARP_FN uint16_t* key_at(const Arguments& x, const Work& w, int place) {
@@ -126,6 +140,60 @@ WARP_FN void append(const Arguments& x, const Work& w, const Rows& rows, const P
   StateTile<kWide>::store_channels(key_at(x, w, place), rows.k);
 }
 
+// The key of pending row first + g.
+template <bool kWide>
+WARP_FN void load_pending_keys(const Arguments& x, const Work& w, int first, uint32_t (&keys)[16]) {
+  const int row = first + (warp::lane() >> 2);
+  clear(keys);
+  if (row < w.pending) StateTile<kWide>::load_channels(key_at(x, w, w.place(x, row)), keys);
+}
+
+// How much pending rows add to the products with K and Q.
+struct PendingWeights {
+  float factor[2];
+
+  WARP_FN PendingWeights(const Products& p, const System& s) {
+    const float from_start = expf(s.running);
+    factor[0] = p.k_norm * from_start, factor[1] = p.q_norm * from_start;
+  }
+
+  // Of the eight rows from `first` on, whose keys these are: on K, then on Q.
+  WARP_FN void get(const Rows& rows, const uint32_t* keys, const Pending& pending, int first,
+                   float (&weights)[4]) const {
+    const int c = warp::lane() & 3;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) weights[n] = 0.0f;
+    multiply_rows(rows, keys, weights);
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+      weights[n] *= factor[n >> 1] * warp::shuffle(pending.weight, (first + 2 * c + (n & 1)) & 31);
+  }
+};
+
+// All that a warp knows of a head before it needs the state.
+template <bool kWide>
+struct Prepared {
+  Rows rows;
+  Products products;
+  Pending pending;
+  System system;
+  float from_state[2][2];
+
+  WARP_FN Prepared(const Arguments& x, const Work& w)
+      : rows(load_rows<kWide>(x, w)), pending(load_pending(x, w)) {
+    const Gates gates = load_gates(x, w);
+    products = products_of(rows, x.scale);
+    system = solve(products, gates, w.num_rows);
+    append<kWide>(x, w, rows, products, gates);
+    const float decay = expf(pending.total);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      from_state[0][e] = system.from_start_k[e] * decay;
+      from_state[1][e] = system.from_start_q[e] * decay;
+    }
+  }
+};
+
 // Eight pending rows: the key of row g, and the updates of rows 2 c and 2 c + 1.
 template <bool kWide>
 struct PendingBlock {
@@ -133,10 +201,8 @@ struct PendingBlock {
   Updates<kWide> updates;
 
   WARP_FN void load(const Arguments& x, const Work& w, int first) {
-    const int g = warp::lane() >> 2, c = warp::lane() & 3;
-    clear(keys);
-    if (first + g < w.pending)
-      StateTile<kWide>::load_channels(key_at(x, w, w.place(x, first + g)), keys);
+    const int c = warp::lane() & 3;
+    load_pending_keys<kWide>(x, w, first, keys);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int row = first + 2 * c + e;
@@ -151,15 +217,10 @@ template <bool kWide>
 WARP_FN void apply_pending(const Arguments& x, const Work& w, const Rows& rows, const Products& p,
                            const System& s, const Pending& pending, PendingBlock<kWide>& block,
                            float (&y)[kTiles][2][4]) {
-  const int c = warp::lane() & 3;
-  const float from_start = expf(s.running);
-  const float factor[2] = {p.k_norm * from_start, p.q_norm * from_start};
+  const PendingWeights weights_of(p, s);
   for (int first = 0; first < w.pending; first += 8) {
-    float weights[4] = {};
-    multiply_rows(rows, block.keys, weights);
-#pragma unroll
-    for (int n = 0; n < 4; ++n)
-      weights[n] *= factor[n >> 1] * warp::shuffle(pending.weight, (first + 2 * c + (n & 1)) & 31);
+    float weights[4];
+    weights_of.get(rows, block.keys, pending, first, weights);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       block.updates.apply(tile, y[tile][0], weights);
@@ -201,6 +262,9 @@ struct Results<false> {
       updates[e][tile] = warp::pack_fp16(warp::clamp_half(u[e]), warp::clamp_half(u[2 + e]));
   }
 
+  // Of tile 0.
+  WARP_FN void store_pair(int row, char* at) const { warp::store4(at, updates[row][0]); }
+
   WARP_FN void store_updates(int row, char* at) const {
     warp::store16(at, uint4{updates[row][0], updates[row][1], updates[row][2], updates[row][3]});
   }
@@ -214,6 +278,10 @@ struct Results<true> {
   WARP_FN void keep_updates(int tile, const float (&u)[4]) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) updates[e][2 * tile] = u[e], updates[e][2 * tile + 1] = u[2 + e];
+  }
+
+  WARP_FN void store_pair(int row, char* at) const {
+    warp::store8(at, uint2{warp::as_bits(updates[row][0]), warp::as_bits(updates[row][1])});
   }
 
   WARP_FN void store_updates(int row, char* at) const {

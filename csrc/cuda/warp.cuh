@@ -40,6 +40,13 @@ WARP_FN int block_size() { return blockDim.x; }
 
 WARP_FN void block_sync() { __syncthreads(); }
 
+WARP_FN int block() { return blockIdx.x; }
+
+WARP_FN int blocks() { return gridDim.x; }
+
+// x is not 0.
+WARP_FN int lowest_bit(unsigned x) { return __ffs(x) - 1; }
+
 // Sum over the block, and a barrier. x < 32.
 WARP_FN int block_sum(int x) {
   int total = 0;
@@ -159,7 +166,56 @@ WARP_FN uint2 load8(const void* at) { return *static_cast<const uint2*>(at); }
 
 WARP_FN void store16(void* at, uint4 x) { *static_cast<uint4*>(at) = x; }
 
+WARP_FN void store4(void* at, uint32_t x) { *static_cast<uint32_t*>(at) = x; }
+
 WARP_FN void store8(void* at, uint2 x) { *static_cast<uint2*>(at) = x; }
+
+WARP_FN void prefetch_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
+WARP_FN uint32_t shared_address(const void* at) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
+// Barriers in shared memory that a phase of `arrivals`, and of the copies that it was told to expect,
+// ends. One thread makes them, then `barriers_made`, then a barrier of the block.
+WARP_FN void make_barrier(uint64_t* at, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(at)), "r"(arrivals)
+               : "memory");
+}
+
+WARP_FN void barriers_made() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+WARP_FN void arrive(uint64_t* at) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(at)) : "memory");
+}
+
+// By all lanes of a warp.
+WARP_FN void wait(uint64_t* at, int parity) {
+  uint32_t done = 0;
+  while (!done)
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}\n"
+        : "=r"(done)
+        : "r"(shared_address(at)), "r"(parity)
+        : "memory");
+  sync();
+}
+
+// One thread asks for a copy whose end counts for the barrier, and arrives there.
+WARP_FN void copy_and_arrive(void* to, const void* from, uint32_t bytes, uint64_t* at) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(at)),
+               "r"(bytes)
+               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(at))
+      : "memory");
+}
 
 // One bulk copy of a warp into its part of shared memory.
 struct Copier {

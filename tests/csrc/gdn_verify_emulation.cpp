@@ -1,6 +1,9 @@
 // csrc/cuda/gdn_step.cuh run by emulated warps, behind the C interface of gdn_verify.cu.
 #define GDN_WARP_EMULATION
+#include "gdn_pipeline.cuh"
 #include "gdn_step.cuh"
+
+#include <memory>
 
 namespace {
 
@@ -24,11 +27,26 @@ void copied(const gdn::Arguments& x) {
     warp::run([&] { gdn::step_copied<kWide>(x, buffer.data(), &barrier, unit); });
 }
 
+// Few warps and stages, so that they are used again and again.
+template <bool kWide>
+void pipeline(const gdn::Arguments& x) {
+  constexpr int kSystemWarps = 2, kStages = 3, kBlocks = 2;
+  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kWide ? 2 : 1, gdn::kNothing>;
+  const auto shared = std::make_unique<Shared>();
+  for (int block = 0; block < kBlocks; ++block) {
+    std::memset(static_cast<void*>(shared.get()), 0x55, sizeof(Shared));
+    warp::run([&] { gdn::run_pipeline<kWide>(x, *shared); }, 32 * (gdn::kTileWarps + kSystemWarps + 1),
+              block, kBlocks);
+  }
+}
+
 const Variant kVariants[] = {
     {"copied", false, copied<false>},
     {"direct d2", false, direct<false, 2>},
+    {"pipeline", false, pipeline<false>},
     {"copied", true, copied<true>},
     {"direct d1", true, direct<true, 1>},
+    {"pipeline", true, pipeline<true>},
 };
 
 }  // namespace

@@ -38,7 +38,9 @@ struct Fibers {
   std::function<void()> body;
   Message messages[2][kMaxThreads];
   unsigned turns[kMaxThreads];
-  int count = 0, current = 0, left = 0;
+  int count = 0, current = 0, left = 0, block = 0, blocks = 1;
+  int arrived[kMaxThreads / 32];
+  unsigned meetings[kMaxThreads / 32];
   int waiting = 0, sum[2] = {};
   unsigned barriers = 0;
 };
@@ -84,6 +86,20 @@ inline int block_sum(int x) {
 }
 
 inline void block_sync() { block_sum(0); }
+inline int block() { return fibers().block; }
+inline int blocks() { return fibers().blocks; }
+
+// The lanes of a warp meet: after it, each takes a turn before any takes two.
+inline void meet() {
+  Fibers& f = fibers();
+  const int mine = f.current / 32;
+  const unsigned turn = f.meetings[mine];
+  if (++f.arrived[mine] == 32) {
+    f.arrived[mine] = 0;
+    ++f.meetings[mine];
+  }
+  while (f.meetings[mine] == turn) switch_to_next();
+}
 
 inline void run_thread() {
   Fibers& f = fibers();
@@ -92,9 +108,12 @@ inline void run_thread() {
   for (;;) switch_to_next();  // its turns pass on
 }
 
-// body() in as many threads.
-inline void run(std::function<void()> body, int count = 32) {
+// body() in as many threads, as one of some blocks.
+inline void run(std::function<void()> body, int count = 32, int block = 0, int blocks = 1) {
   Fibers& f = fibers();
+  f.block = block;
+  f.blocks = blocks;
+  std::memset(f.arrived, 0, sizeof f.arrived);
   constexpr size_t kStack = 64 * 1024;
   f.stacks.resize(count * kStack);
   f.body = std::move(body);
@@ -152,6 +171,7 @@ inline unsigned ballot(bool x) {
   return set;
 }
 
+inline int lowest_bit(unsigned x) { return __builtin_ctz(x); }
 inline int count_bits(unsigned x) { return __builtin_popcount(x); }
 inline void count_shared(int* counter) { ++*counter; }
 inline float widen(float x) { return x; }
@@ -264,7 +284,46 @@ inline uint4 load16(const void* at) { return load<uint4>(at); }
 inline uint2 load8(const void* at) { return load<uint2>(at); }
 inline uint32_t load4(const void* at) { return load<uint32_t>(at); }
 inline void store16(void* at, uint4 x) { std::memcpy(at, &x, sizeof x); }
+inline void store4(void* at, uint32_t x) { std::memcpy(at, &x, sizeof x); }
 inline void store8(void* at, uint2 x) { std::memcpy(at, &x, sizeof x); }
+
+inline void prefetch_l2(const void*) {}
+
+// A barrier's 64 bits: arrivals of a phase, those that are still to come, and the phase.
+struct BarrierBits {
+  uint16_t arrivals, left;
+  uint32_t phase;
+};
+
+inline void make_barrier(uint64_t* at, int arrivals) {
+  const auto count = static_cast<uint16_t>(arrivals);
+  const BarrierBits bits{count, count, 0};
+  std::memcpy(at, &bits, sizeof bits);
+}
+
+inline void barriers_made() {}
+
+inline void arrive(uint64_t* at) {
+  BarrierBits bits = load<BarrierBits>(at);
+  if (bits.left == 0) std::abort();
+  if (--bits.left == 0) bits.left = bits.arrivals, ++bits.phase;
+  std::memcpy(at, &bits, sizeof bits);
+}
+
+// A GPU would hang where this ends the program.
+inline void wait(uint64_t* at, int parity) {
+  constexpr int kPatience = 1 << 16;
+  for (int turns = 0; (load<BarrierBits>(at).phase & 1) == static_cast<unsigned>(parity); ++turns) {
+    if (turns > kPatience) std::abort();
+    switch_to_next();
+  }
+  meet();
+}
+
+inline void copy_and_arrive(void* to, const void* from, uint32_t bytes, uint64_t* at) {
+  std::memcpy(to, from, bytes);
+  arrive(at);
+}
 
 // Copies at once. A wait without its start would hang a GPU: here it ends the program.
 struct Copier {

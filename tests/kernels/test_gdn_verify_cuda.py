@@ -111,6 +111,115 @@ def test_launch_cuts_agree(dtype: torch.dtype, device: torch.device) -> None:
         assert torch.equal(updates, runs[0][1])
 
 
+@pytest.mark.parametrize("ring", [16, 24, 32])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ring_sizes(dtype: torch.dtype, ring: int, device: torch.device) -> None:
+    """Full and single rows in turn: every ring wraps, and is flushed when it is full."""
+    full = schedule.Step((8, 8, 8), (8, 3, 5), (0, 1, 2))
+    single = schedule.Step((1, 1, 1), (1, 1, 1), (2, 1, 0))
+    for variant in of_dtype(dtype):
+        run = setting(variant, (1, 2), ring, 11)
+        errors = schedule.run(run, REQUESTS, [full, single, single, full] * 2, device)
+        check(errors, dtype)
+        assert errors.flushes > 0
+
+
+class UpperBound:
+    """Tensors of a captured step: entries behind the batch have no rows and the null slot."""
+
+    def __init__(self, dtype: torch.dtype, entries: int, device: torch.device) -> None:
+        random = torch.Generator().manual_seed(7)
+        normal = lambda *size: torch.randn(*size, generator=random)  # noqa: E731
+        layout = ReplayLayout(2, 4, DIM, DIM, 24, dtype)
+        self.cache = layout.allocate(5, device)
+        for tensor in self.cache.tensors():
+            tensor.copy_(normal(*tensor.shape) * 0.3)
+        self.cache.log_decay.neg_().clamp_(max=0)
+        self.cache.key_norm.copy_(self.cache.keys.float().pow(2).sum(-1).rsqrt())
+        packed = normal(8 * entries, (2 + 2 + 4) * DIM).bfloat16().to(device)
+        q, k, v = packed.split([2 * DIM, 2 * DIM, 4 * DIM], 1)
+        gates = normal(8 * entries, 8).bfloat16().to(device)
+        self.rows = (
+            q.unflatten(1, (2, DIM)), k.unflatten(1, (2, DIM)), v.unflatten(1, (4, DIM)),
+            gates[:, :4], gates[:, 4:], normal(4).to(device), normal(4).to(device),
+        )  # fmt: skip
+        integers = lambda *size: torch.zeros(size, dtype=torch.int32, device=device)  # noqa: E731
+        self.query_start_loc, self.slots = integers(entries + 1), integers(entries)
+        self.step = StepCursor(integers(entries), integers(entries), integers(entries))
+        self.out = torch.empty(8 * entries, 4, DIM, dtype=torch.bfloat16, device=device)
+
+    def fill(self, lengths: list[int], slots: list[int], pending: int = 5) -> None:
+        """A batch; what lies behind it repeats the last start and has the null slot."""
+        starts = torch.tensor([0, *lengths]).cumsum(0)
+        self.query_start_loc.fill_(int(starts[-1]))
+        self.query_start_loc[: len(starts)] = starts
+        self.slots.zero_()
+        self.slots[: len(slots)] = torch.tensor(slots)
+        self.step.start.fill_(21)
+        self.step.pending.fill_(pending)
+        self.step.flush.zero_()
+        self.step.flush[: len(slots)] = torch.arange(len(slots)) % 2
+        self.out.fill_(schedule.POISON)
+
+    def run(self, variant: cuda.Variant) -> None:
+        arguments = (*self.rows, self.query_start_loc, self.slots, self.step, self.cache, self.out)
+        kernel(variant)(*arguments, 8)
+
+    def found(self) -> list[torch.Tensor]:
+        return [x.clone() for x in (*self.cache.tensors(), self.out)]
+
+
+def compare(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    """Tensors of a longer and a shorter run: the rows that both have are equal, others poison."""
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one[: len(other)], other)
+        assert bool((one[len(other) :] == schedule.POISON).all())
+
+
+LENGTHS, SLOTS = [3, 0, 8, 1], [2, 4, 1, 3]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_entries_behind_the_batch_touch_nothing(dtype: torch.dtype, device: torch.device) -> None:
+    """40 entries of which 4 are real: as a batch of 4."""
+    for variant in of_dtype(dtype):
+        runs = []
+        for entries in (40, 4):
+            step = UpperBound(dtype, 40, device)
+            step.fill(LENGTHS, SLOTS)
+            step.query_start_loc = step.query_start_loc[: entries + 1]
+            step.slots = step.slots[:entries]
+            step.run(variant)
+            runs.append(step.found())
+        compare(*runs)
+        assert bool((runs[0][-1][:12] != schedule.POISON).all()), variant
+        assert bool((runs[0][-1][12:] == schedule.POISON).all()), variant
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA graph")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_graph_at_an_upper_bound_replays_other_lengths(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    """Captured with four full requests, replayed with ragged ones, one row each, and none."""
+    for variant in of_dtype(dtype):
+        captured, fresh = (UpperBound(dtype, 40, device) for _ in range(2))
+        captured.fill([8] * 4, SLOTS)
+        captured.run(variant)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured.run(variant)
+        for lengths, pending in ((LENGTHS, 5), ([1] * 4, 13), ([], 0)):
+            for one, other in zip(captured.cache.tensors(), fresh.cache.tensors(), strict=True):
+                one.copy_(other)
+            expected = UpperBound(dtype, 40, device)
+            for step in (captured, expected):
+                step.fill(lengths, SLOTS[: len(lengths)], pending)
+            graph.replay()
+            expected.run(variant)
+            compare(captured.found(), expected.found())
+
+
 def call(dtype: torch.dtype, dim: int = DIM, tokens: int = 5, **shape: int) -> dict[str, Any]:
     """Arguments of `cuda.replay_verify`: one request of `tokens` rows, no pending rows."""
     layout = ReplayLayout(1, 2, dim, DIM, shape.get("ring_rows", 16), dtype)
@@ -179,7 +288,7 @@ def test_default_cut_and_scale_match_the_triton_kernel() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_few_heads_get_the_cut_for_one_wave(dtype: torch.dtype) -> None:
-    many, few = of_dtype(dtype)
+    many, few, *_ = of_dtype(dtype)
     assert few.name.startswith("direct") and many.name.startswith("copied")
     assert library().pick(dtype, few.heads * 132, 132) == few
     assert library().pick(dtype, few.heads * 132 + 1, 132) == many
