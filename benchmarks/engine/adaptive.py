@@ -3,8 +3,9 @@
     python -m benchmarks.engine.adaptive [--json PATH] [--target hybrid|dense] [--layers N] ...
 
 Dummy weights at real shapes, and the benchmark's own acceptance model (`acceptance.py`): half of
-the requests are easy, half are hard, confidences are noisy. All engines run side by side on one
-GPU and are measured in turn, `--repeats` times over.
+the requests are easy, half are hard, confidences are noisy. The engines of a group run side by
+side on one GPU and are measured in turn, `--repeats` times over; groups follow each other, and
+each has the adaptive arm in it, so every ratio is of one run.
 """
 
 from __future__ import annotations
@@ -20,19 +21,22 @@ from benchmarks.engine.driver import Arm, engine_arguments, median, spread, star
 from benchmarks.results import Result, Row, versions
 
 DRAFT_TOKENS = 7
-SHORT, LONG = 16, 144
+SKIP, STEPS = 24, 64
 NOTHING_LOST = 0.99
 WORTH_IT = 1.10
+ADAPTIVE = "adaptive"
 
 
 def requests(
-    target: str, method: str, layers: int, fixed: list[int], cache_mib: int, folder: Path
-) -> dict[str, dict[str, Any]]:
-    """No speculation, each fixed K, the plugin's planner and vLLM's."""
+    target: str, method: str, layers: int, fixed: list[int], loads: list[int], prompt_tokens: int,
+    folder: Path,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """No speculation, each fixed K as upstream has it, and the plugin's arms."""
     shape = {"hybrid": shapes.hybrid, "dense": shapes.dense}[target](layers)
     model = shapes.write(folder / "target", shape)
     drafter = shapes.write(folder / "drafter", shapes.drafter(method, layers))
-    dummy = {"load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": 16384}
+    # Prompt, then for every load its steps, each of up to K + 1 tokens.
+    tokens = prompt_tokens + len(loads) * (SKIP + STEPS) * (DRAFT_TOKENS + 1)
 
     def speculative(draft_tokens: int, adaptive: bool) -> dict[str, Any]:
         return {
@@ -43,84 +47,115 @@ def requests(
             **acceptance.speculative_options(draft_tokens),
         }
 
-    def arm(config: dict[str, Any] | None, share: float, planner: str = "plugin") -> dict[str, Any]:
-        # A native GDN cache holds K + 1 states a request, so smaller K need less.
-        size = int(cache_mib * share)
-        engine = engine_arguments(config, kv_cache_mib=size, planner=planner, **dummy)
-        return {"model": str(model), "engine": engine, "acceptance": config is not None}
+    def arm(
+        draft_tokens: int, adaptive: bool = False, planner: str = "plugin", state: str = "native"
+    ) -> dict[str, Any]:
+        # Only the largest load decodes long enough at once to matter for the cache.
+        held = prompt_tokens + (SKIP + STEPS) * (DRAFT_TOKENS + 1)
+        engine = engine_arguments(
+            speculative(draft_tokens, adaptive) if draft_tokens else None,
+            kv_cache_mib=shapes.cache_mib(shape, max(loads), held, draft_tokens, state == "replay"),
+            planner=planner,
+            gdn_state=state,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            max_model_len=max(2048, -(-tokens // 1024) * 1024),
+            max_num_seqs=max(loads),
+        )
+        return {"model": str(model), "engine": engine, "acceptance": bool(draft_tokens)}
 
-    arms = {"no speculation": arm(None, 0.4)}
-    for k in fixed:
-        arms[f"K = {k}"] = arm(speculative(k, False), 0.4 + 0.6 * k / DRAFT_TOKENS)
-    arms["adaptive"] = arm(speculative(DRAFT_TOKENS, True), 1.0)
-    arms["adaptive, vLLM's planner"] = arm(speculative(DRAFT_TOKENS, True), 1.0, "vllm")
+    arms = {"no speculation": arm(0)}
+    arms |= {f"K = {k}": arm(k) for k in fixed}
+    state = "replay" if target == "hybrid" else "native"
+    arms[ADAPTIVE] = arm(DRAFT_TOKENS, True, state=state)
+    if target == "hybrid":
+        arms["adaptive, native states"] = arm(DRAFT_TOKENS, True)
+        arms["K = 7, replay states"] = arm(DRAFT_TOKENS, state="replay")
+    arms["adaptive, vLLM's planner"] = arm(DRAFT_TOKENS, True, "vllm", state)
     return arms
 
 
-def measure(arms: list[Arm], loads: list[int], prompt_tokens: int, repeats: int) -> list[Row]:
-    """Rows of every arm and load; ratios against the best fixed arm of the same load."""
-    speeds: dict[tuple[str, int], list[float]] = {}
-    for load in loads:
-        for arm in arms:  # compilation, autotuning and the first learning are not measured
-            ask(arm, load, prompt_tokens, seed=0)
-    for turn in range(repeats):
-        for load in loads:
-            for arm in arms:
-                answer = ask(arm, load, prompt_tokens, seed=1 + turn)
-                speeds.setdefault((arm.name, load), []).append(answer["tokens_per_s"])
-                print(arm.name, load, round(answer["tokens_per_s"]), flush=True)
-    rows = []
-    for load in loads:
-        rows += compared(speeds, [arm.name for arm in arms], load, prompt_tokens)
-    return rows
-
-
-def ask(arm: Arm, load: int, prompt_tokens: int, seed: int) -> dict[str, Any]:
-    """One measurement; ends the benchmark where the engine has ended."""
-    answer = arm.ask(
-        do="measure",
-        requests=load,
-        prompt_tokens=prompt_tokens,
-        short=SHORT,
-        long=LONG,
-        seed=seed,
-    )
-    if answer is None:
-        raise typer.Exit(f"{arm.name} ended, see {arm.log}")
-    return answer
+def measure(
+    arms: list[Arm], loads: list[int], prompt_tokens: int, repeats: int
+) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """Every window of every arm and load, by (arm, load)."""
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for turn in range(repeats + 1):
+        for arm in arms:
+            windows = arm.ask(
+                do="windows",
+                loads=loads,
+                prompt_tokens=prompt_tokens,
+                skip=SKIP,
+                steps=STEPS,
+                seed=turn,
+            )
+            if windows is None:
+                raise typer.Exit(f"{arm.name} ended, see {arm.log}")
+            if turn == 0:  # compilation, autotuning and the first learning are not measured
+                continue
+            for window in windows:
+                found.setdefault((arm.name, window["load"]), []).append(window)
+            speeds = [f"{w['load']}: {w['tokens_per_s']:.0f}" for w in windows]
+            print(arm.name, "|", ", ".join(speeds), flush=True)
+    return found
 
 
 def compared(
-    speeds: dict[tuple[str, int], list[float]], names: list[str], load: int, prompt_tokens: int
+    windows: dict[tuple[str, int], list[dict[str, Any]]],
+    names: list[str],
+    load: int,
+    prompt_tokens: int,
 ) -> list[Row]:
-    """Throughput of every arm, and the adaptive ones over the best of the others."""
+    """Throughput of every arm, and the adaptive ones over the best of upstream's."""
     case = f"{load} requests, {prompt_tokens} tokens"
+    speeds = {name: [w["tokens_per_s"] for w in windows[name, load]] for name in names}
     rows = [
         Row(
             case=f"{case}, {name}",
-            metric="throughput",
-            value=round(median(speeds[name, load]), 1),
-            unit="tok/s",
-            spread=round(spread(speeds[name, load]), 3),
+            metric=metric,
+            value=round(median(values), 2),
+            unit=unit,
+            spread=round(spread(values), 3),
         )
         for name in names
+        for metric, unit, values in (
+            ("throughput", "tok/s", speeds[name]),
+            ("step", "ms", [w["step_ms"] for w in windows[name, load]]),
+        )
     ]
-    others = [n for n in names if not n.startswith("adaptive")]
-    best = max(others, key=lambda n: median(speeds[n, load])) if others else None
+    for name in names:
+        rows += _decisions(f"{case}, {name}", [w["counters"] for w in windows[name, load]])
+    others = [n for n in names if not n.startswith(ADAPTIVE) and "replay" not in n]
+    best = max(others, key=lambda n: median(speeds[n])) if others else None
     for name in names if best else ():
-        if name.startswith("adaptive"):
-            baseline = median(speeds[best or "", load])
+        if name not in others:
+            baseline = median(speeds[best or ""])
             rows.append(
                 Row(
                     case=f"{case}, {name}",
-                    metric=f"over the best fixed arm ({best})",
-                    value=round(median(speeds[name, load]) / baseline, 3),
+                    metric=f"over upstream's best arm ({best})",
+                    value=round(median(speeds[name]) / baseline, 3),
                     unit="x",
                     baseline=round(baseline, 1),
-                    bar=NOTHING_LOST if name == "adaptive" else None,
+                    bar=NOTHING_LOST if name == ADAPTIVE else None,
                 )
             )
     return rows
+
+
+def _decisions(case: str, counted: list[dict[str, float]]) -> list[Row]:
+    """What the planner did in those windows, a request and step."""
+    total = {key: sum(c[key] for c in counted) for key in (counted[0] if counted else {})}
+    if not total.get("requests"):
+        return []
+    ratios = {
+        "draft tokens made": total["drafted"] / total["requests"],
+        "draft tokens verified": total["verified"] / total["requests"],
+        "tokens emitted": total["emitted"] / total["requests"],
+        "predicted over real step time": total["predicted_ms"] / max(total["real_ms"], 1e-9),
+    }
+    return [Row(case=case, metric=m, value=round(v, 3), unit="") for m, v in ratios.items()]
 
 
 def numbers(text: str) -> list[int]:
@@ -132,34 +167,34 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
     target: Annotated[str, typer.Option(help="hybrid or dense.")] = "hybrid",
     method: Annotated[str, typer.Option(help="dspark or dflash.")] = "dspark",
-    layers: Annotated[int, typer.Option(min=4, help="Of the target.")] = 32,
+    layers: Annotated[int, typer.Option(min=4, help="Of the target.")] = 16,
     fixed: Annotated[str, typer.Option(help="Fixed draft lengths.")] = "1,3,5,7",
     loads: Annotated[str, typer.Option(help="Requests at once.")] = "1,4,16,64,128,256",
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 1024,
     repeats: Annotated[int, typer.Option(min=1)] = 3,
-    cache_mib: Annotated[int, typer.Option(help="Cache of the largest arm.")] = 65536,
-    only: Annotated[str, typer.Option(help="Names of arms, semicolon-separated.")] = "",
+    groups: Annotated[
+        str, typer.Option(help="Arms side by side: names by commas, groups by semicolons.")
+    ] = "no speculation,K = 1,K = 3,adaptive;no speculation,K = 5,K = 7,adaptive",
     logs: Annotated[Path | None, typer.Option(help="Folder for the engines' logs.")] = None,
 ) -> None:
-    """Measure all arms in one run."""
+    """Measure the arms, group after group."""
     import torch
 
-    folder = Path(tempfile.mkdtemp())
-    arms = requests(target, method, layers, numbers(fixed), cache_mib, folder)
-    chosen = [name.strip() for name in only.split(";") if name.strip()]
-    running = start({n: a for n, a in arms.items() if not chosen or n in chosen}, logs or folder)
-    rows = measure(running, numbers(loads), prompt_tokens, repeats)
-    ratios = [r.value for r in rows if r.metric.startswith("over") and r.case.endswith("adaptive")]
-    if ratios:
-        rows.append(
-            Row(
-                case="adaptive, best load",
-                metric="over the best fixed arm",
-                value=max(ratios),
-                unit="x",
-                bar=WORTH_IT,
-            )
-        )
+    folder, sizes = Path(tempfile.mkdtemp()), numbers(loads)
+    arms = requests(target, method, layers, numbers(fixed), sizes, prompt_tokens, folder)
+    rows: list[Row] = []
+    for number, group in enumerate(groups.split(";"), 1):
+        chosen = [name.strip().replace("+", ",") for name in group.split(",") if name.strip()]
+        running = start({name: arms[name] for name in chosen}, logs or folder)
+        windows = measure(running, sizes, prompt_tokens, repeats)
+        for arm in running:
+            arm.close()
+        for load in sizes:
+            rows += [
+                row.model_copy(update={"case": f"group {number}, {row.case}"})
+                for row in compared(windows, [arm.name for arm in running], load, prompt_tokens)
+            ]
+    rows += worth(rows)
     result = Result(
         name="engine/adaptive",
         device=torch.cuda.get_device_name(),
@@ -167,16 +202,27 @@ def main(
         versions=versions("vllm", "torch", "triton", "transformers"),
         rows=rows,
         notes=f"{target} target, {layers} layers, {method} drafter of {shapes.DRAFTER_LAYERS} "
-        f"layers, vocabulary {shapes.VOCABULARY}, dummy weights; decode alone, {LONG - SHORT} "
-        f"tokens a request; unconditional acceptance of easy requests {acceptance.EASY}, of hard "
-        f"ones {acceptance.HARD}; confidences with logit noise {acceptance.NOISE}.",
+        f"layers, vocabulary {shapes.VOCABULARY}, dummy weights; decode alone, windows of {STEPS} "
+        f"steps; unconditional acceptance of easy requests {acceptance.EASY}, of hard ones "
+        f"{acceptance.HARD}; confidences with logit noise {acceptance.NOISE}.",
     )
-    for arm in running:
-        arm.close()
     for row in rows:
-        print(row.case, row.metric, row.value, row.unit, "" if row.met is None else row.met)
+        if row.metric.startswith("over") or row.metric == "throughput":
+            print(row.case, row.metric, row.value, row.unit, "" if row.met is None else row.met)
     if json_path is not None:
         result.write(json_path)
+
+
+def worth(rows: list[Row]) -> list[Row]:
+    """At the load where it gains most: over the best of all groups' arms, not of one group's."""
+    ratios: dict[str, list[float]] = {}
+    for row in rows:
+        if row.metric.startswith("over") and row.case.endswith(f", {ADAPTIVE}"):
+            ratios.setdefault(row.case.split(", ", 1)[1], []).append(row.value)
+    if not ratios:
+        return []
+    case, worst = max(((c, min(values)) for c, values in ratios.items()), key=lambda x: x[1])
+    return [Row(case=case, metric="gain at the best load", value=worst, unit="x", bar=WORTH_IT)]
 
 
 if __name__ == "__main__":

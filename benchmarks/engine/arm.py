@@ -52,20 +52,51 @@ class Engine:
         core = self.llm.llm_engine.engine_core.engine_core
         return core.model_executor.driver_worker.worker.model_runner
 
-    def measure(
-        self, requests: int, prompt_tokens: int, short: int, long: int, seed: int
-    ) -> dict[str, Any]:
-        """Decode tokens per second: the difference of a long and a short run, prefill left out."""
-        self._generate(requests, prompt_tokens, short, seed)
-        first = self._generate(requests, prompt_tokens, short, seed + 1)
-        before = self.counters()
-        second = self._generate(requests, prompt_tokens, long, seed + 2)
-        seconds = second - first
-        return {
-            "tokens_per_s": requests * (long - short) / seconds,
-            "seconds": seconds,
-            "counters": _difference(self.counters(), before),
-        }
+    def windows(
+        self, loads: list[int], prompt_tokens: int, skip: int, steps: int, seed: int
+    ) -> list[dict[str, Any]]:
+        """Decode throughput at each load, largest first, in one batch that shrinks.
+
+        Every prompt is prefilled once. For each load, `skip` steps settle and `steps` steps are
+        timed: tokens that reached the caller over the time that passed.
+        """
+        engine, lengths = self.llm.llm_engine, {}
+        names = [f"{seed}-{i}" for i in range(max(loads))]
+        rng = random.Random(seed)
+        for name in names:
+            ids = [rng.randrange(10, 1000) for _ in range(prompt_tokens)]
+            engine.add_request(name, {"prompt_token_ids": ids}, self._sampling(None))
+
+        def step() -> None:
+            for output in engine.step():
+                lengths[output.request_id] = len(output.outputs[0].token_ids)
+
+        while len(lengths) < len(names):
+            step()
+        found = []
+        for load in sorted(loads, reverse=True):
+            engine.abort_request(names[load:])
+            names = names[:load]
+            for _ in range(skip):
+                step()
+            before, counted = sum(lengths[n] for n in names), self.counters()
+            began = time.perf_counter()
+            for _ in range(steps):
+                step()
+            seconds = time.perf_counter() - began
+            tokens = sum(lengths[n] for n in names) - before
+            found.append(
+                {
+                    "load": load,
+                    "tokens_per_s": tokens / seconds,
+                    "step_ms": 1e3 * seconds / steps,
+                    "counters": _difference(self.counters(), counted),
+                }
+            )
+        engine.abort_request(names)
+        while engine.has_unfinished_requests():
+            engine.step()
+        return found
 
     def answers(
         self, prompts: list[list[int]], new_tokens: int, logprobs: int | None = None
@@ -92,18 +123,8 @@ class Engine:
         controller = getattr(self.manager, "controller", None)
         return {} if controller is None else dict(vars(controller.counters))
 
-    def _generate(self, requests: int, prompt_tokens: int, new_tokens: int, seed: int) -> float:
-        rng = random.Random(seed)
-        prompts = [
-            {"prompt_token_ids": [rng.randrange(10, 1000) for _ in range(prompt_tokens)]}
-            for _ in range(requests)
-        ]
-        began = time.perf_counter()
-        self.llm.generate(prompts, self._sampling(new_tokens), use_tqdm=False)
-        return time.perf_counter() - began
-
     @staticmethod
-    def _sampling(new_tokens: int, logprobs: int | None = None) -> Any:
+    def _sampling(new_tokens: int | None, logprobs: int | None = None) -> Any:
         from vllm_ascend_spec.engine.launch import sampling_params
 
         return sampling_params(

@@ -20,6 +20,7 @@ def engine_arguments(
     *,
     kv_cache_mib: int,
     planner: str = "plugin",
+    gdn_state: str = "native",
     max_model_len: int = 2048,
     max_num_seqs: int = 256,
     largest_graph: int = 2048,
@@ -27,7 +28,8 @@ def engine_arguments(
 ) -> dict[str, Any]:
     """Arguments of `make_llm`: full decode graphs without Inductor, no prefix caching.
 
-    kv_cache_mib: cache size; engines side by side cannot measure what is free.
+    kv_cache_mib: cache size; engines side by side cannot measure what is free. gdn_state: vLLM's
+    layout unless asked otherwise, for upstream's arms to be upstream's.
     """
     return {
         "speculative_config": speculative_config,
@@ -40,7 +42,7 @@ def engine_arguments(
         "seed": 0,
         "additional_config": {
             "gdn_prefill_backend": "triton",
-            "ascend_spec": {"planner": planner},
+            "ascend_spec": {"planner": planner, "gdn_state": gdn_state},
         },
         "compilation_config": {
             "mode": 0,

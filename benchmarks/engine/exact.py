@@ -56,13 +56,13 @@ def compared(case: str, one: dict[str, Any], other: dict[str, Any]) -> list[Row]
     ]
 
 
-def requests(methods: list[str]) -> dict[str, dict[str, Any]]:
-    """An arm without speculation, and two for every method."""
+def requests(methods: list[str], adaptive_state: str = "replay") -> dict[str, dict[str, Any]]:
+    """An arm without speculation, and for every method upstream's fixed K and an adaptive arm."""
     zoo = Zoo()
     small = {"kv_cache_mib": CACHE_MIB, "max_model_len": 512, "max_num_seqs": 32}
 
-    def arm(config: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
-        engine = engine_arguments(config, largest_graph=256, **small)
+    def arm(config: dict[str, Any] | None, state: str = "native", **more: Any) -> dict[str, Any]:
+        engine = engine_arguments(config, largest_graph=256, gdn_state=state, **small)
         return {"model": str(zoo.target("hybrid")), "engine": engine, **more}
 
     arms = {"none": arm(None)}
@@ -70,6 +70,7 @@ def requests(methods: list[str]) -> dict[str, dict[str, Any]]:
         arms[f"{method} fixed"] = arm(zoo.speculative_config("hybrid", method))
         arms[f"{method} adaptive"] = arm(
             zoo.speculative_config("hybrid", method, adaptive=True),
+            state=adaptive_state,
             environment={"VLLM_GPU_SYNC_CHECK": "warn"},
         )
     return arms
@@ -109,6 +110,7 @@ def figures(arm: Arm, answer: dict[str, Any]) -> list[Row]:
 def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
     methods: Annotated[str, typer.Option(help="Comma-separated.")] = "mtp,eagle3,dflash,dspark",
+    adaptive_state: Annotated[str, typer.Option(help="GDN states: native or replay.")] = "replay",
     prompts: Annotated[int, typer.Option(min=1)] = 256,
     tokens: Annotated[int, typer.Option(min=1)] = 128,
     logs: Annotated[Path | None, typer.Option(help="Folder for the engines' logs.")] = None,
@@ -122,7 +124,7 @@ def main(
     texts = [prompt.text for prompt in zoo.prompts()[:prompts]]
     ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     chosen = [name.strip() for name in methods.split(",") if name.strip()]
-    arms = start(requests(chosen), logs or Path(tempfile.mkdtemp()))
+    arms = start(requests(chosen, adaptive_state), logs or Path(tempfile.mkdtemp()))
     answers = {
         a.name: a.ask(do="answers", prompts=ids, new_tokens=tokens, logprobs=2) for a in arms
     }
@@ -146,7 +148,8 @@ def main(
         versions=versions("vllm", "torch", "triton", "transformers"),
         rows=rows,
         notes=f"Zoo hybrid (GDN), {len(ids)} held-out prompts x {tokens} tokens, greedy, K = "
-        f"{DRAFT_TOKENS}, up to 32 at once, FULL_DECODE_ONLY graphs, async scheduling.",
+        f"{DRAFT_TOKENS}, adaptive arms with {adaptive_state} states, up to 32 at once, "
+        "FULL_DECODE_ONLY graphs, async scheduling.",
     )
     for row in rows:
         print(json.dumps(row.model_dump(exclude_none=True)))

@@ -94,6 +94,25 @@ def drafter(method: str, target_layers: int, draft_tokens: int = 7) -> dict[str,
     }
 
 
+def cache_mib(
+    target: dict[str, Any], requests: int, tokens: int, draft_tokens: int, replay: bool
+) -> int:
+    """Cache that holds `requests` of `tokens` tokens, with a third to spare for whole pages.
+
+    draft_tokens: 0 without speculation. replay: one state a request and a ring of 32 rows, instead
+    of K + 1 states.
+    """
+    kinds = target.get("layer_types", ["full_attention"] * target["num_hidden_layers"])
+    row = 2 * target["num_key_value_heads"] * target["head_dim"] * 2
+    per_token = kinds.count("full_attention") * row
+    if draft_tokens:
+        per_token += DRAFTER_LAYERS * 2 * 8 * 128 * 2
+    state = (1 << 20) + 8192 * 2 * (3 + draft_tokens)
+    states = 1.4 * state if replay else state * (draft_tokens + 1)
+    per_request = tokens * per_token + kinds.count("linear_attention") * states
+    return int(1.33 * requests * per_request) >> 20
+
+
 def write(folder: Path, config: dict[str, Any]) -> Path:
     """A checkpoint folder that holds only `config.json`."""
     folder.mkdir(parents=True, exist_ok=True)

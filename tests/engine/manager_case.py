@@ -85,7 +85,7 @@ def play(manager: Any, torch: Any) -> dict[str, Any]:
 def skipped(planned: Any) -> Any:
     import dataclasses
 
-    return dataclasses.replace(planned, draft_next=False)
+    return dataclasses.replace(planned, draft_next=np.zeros_like(planned.draft_next))
 
 
 def step(manager: Any, torch: Any, batch: Any) -> dict[str, Any]:

@@ -48,3 +48,28 @@ def replay_keeps_rejected_rows() -> None:
 
     right = ReplaySteps.advance
     ReplaySteps.advance = lambda self, requests, accepted: right(self, requests, accepted + 99)
+
+
+def partial_drafts_at_the_wrong_rows() -> None:
+    """The drafts of a round for a part of the batch change places among its requests."""
+    from vllm_ascend_spec.engine import runner
+
+    right = runner._draft_for_part
+
+    def make(original: Any) -> Any:
+        propose = right(original)
+
+        def wrong(self: Any, *args: Any, **named: Any) -> Any:
+            manager, whole = getattr(self, "ascend_spec_manager", None), []
+            if manager is not None:
+                asked = manager.drafted_rows
+                manager.drafted_rows = lambda slots: whole.append(asked(slots)) or whole[0]
+            drafts = propose(self, *args, **named)
+            if manager is not None:
+                manager.drafted_rows = asked
+            return drafts.flip(0) if whole and whole[0] is not None else drafts
+
+        wrong.__module__, wrong.__qualname__ = original.__module__, original.__qualname__
+        return wrong
+
+    runner._draft_for_part = make

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from benchmarks.engine import acceptance, adaptive, driver, exact, shapes
+from benchmarks.results import Row
 
 
 def test_conditional_chances_multiply_to_the_unconditional_ones():
@@ -29,15 +30,44 @@ def test_a_difference_that_is_no_near_tie_misses_the_bar():
     assert not exact.compared("case", one, {"tokens": [[2]]})[1].met
 
 
-def test_adaptive_is_held_against_the_best_other_arm_of_the_same_load():
-    names = ["no speculation", "K = 7", "adaptive", "adaptive, vLLM's planner"]
-    speeds = {(name, 8): [v] for name, v in zip(names, (100.0, 80.0, 98.0, 99.5), strict=True)}
-    rows = adaptive.compared(speeds, names, 8, 512)
+def test_adaptive_is_held_against_the_best_upstream_arm_of_the_same_load():
+    speeds = {
+        "no speculation": 100.0,
+        "K = 7": 80.0,
+        "K = 7, replay states": 120.0,
+        "adaptive": 98.0,
+        "adaptive, vLLM's planner": 99.5,
+    }
+    windows = {
+        (name, 8): [{"tokens_per_s": v, "step_ms": 1.0, "counters": {}}]
+        for name, v in speeds.items()
+    }
+    rows = adaptive.compared(windows, list(speeds), 8, 512)
     ratios = {row.case.split(", ", 2)[2]: row for row in rows if row.metric.startswith("over")}
     assert ratios["adaptive"].value == 0.98
     assert ratios["adaptive"].met is False
     assert ratios["adaptive, vLLM's planner"].met is None
     assert "no speculation" in ratios["adaptive"].metric
+    assert ratios["K = 7, replay states"].value == 1.2
+
+
+def test_a_gain_counts_against_the_best_arm_of_all_groups():
+    def ratio(group: int, load: int, value: float) -> Row:
+        case = f"group {group}, {load} requests, 512 tokens, adaptive"
+        return Row(case=case, metric="over upstream's best arm (K = 3)", value=value, unit="x")
+
+    rows = [ratio(1, 8, 1.3), ratio(2, 8, 1.05), ratio(1, 64, 1.12), ratio(2, 64, 1.2)]
+    (found,) = adaptive.worth(rows)
+    assert (found.value, found.met) == (1.12, True)
+    assert found.case.startswith("64 requests")
+
+
+def test_the_cache_of_an_arm_holds_its_states():
+    shape = shapes.hybrid(32)
+    none, seven, replay = (
+        shapes.cache_mib(shape, 256, 1024, *of) for of in ((0, False), (7, False), (7, True))
+    )
+    assert none < replay < seven / 2
 
 
 def test_shapes_keep_three_gdn_layers_to_one_of_attention():

@@ -42,7 +42,7 @@ def arrival(
         sampled=np.array(sampled),
         verified=np.array(verified),
         confidence=np.full((len(slots), DEPTH), 0.5, dtype=np.float32),
-        drafted=drafted,
+        drafted=np.full(len(slots), drafted),
     )
 
 

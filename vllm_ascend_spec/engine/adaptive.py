@@ -30,7 +30,7 @@ from vllm_ascend_spec.budget.surface import StepKind, Surface
 from vllm_ascend_spec.budget.survival import Ints
 from vllm_ascend_spec.engine import profiling
 from vllm_ascend_spec.engine.arrivals import ArrivalRing, InFlight
-from vllm_ascend_spec.engine.ledger import Arrival, DraftLedger
+from vllm_ascend_spec.engine.ledger import Arrival, Bools, DraftLedger
 from vllm_ascend_spec.engine.metrics import BudgetMetrics
 from vllm_ascend_spec.engine.step_clock import StepClock, Ticks
 from vllm_ascend_spec.kernels import ops
@@ -46,7 +46,10 @@ _RETURNS_ADMITTED_COUNTS = hasattr(upstream_module, "AdmittedDraftCounts")  # vL
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan of the step under way, and what it was made for."""
+    """The plan of the step under way, and what it was made for.
+
+    draft_next: bool by request slot, who is drafted for after the step.
+    """
 
     plan: Plan
     budget: int
@@ -56,7 +59,7 @@ class Planned:
     context: float
     drafts: dict[str, int]
     base: dict[str, int]
-    draft_next: bool
+    draft_next: Bools
 
 
 class BudgetManager(AdaptiveVerificationManager):
@@ -216,9 +219,15 @@ class BudgetManager(AdaptiveVerificationManager):
         self._sampled = num_sampled
         self.clock.target_done()
 
-    def drafts_next(self) -> bool:
-        """Whether the drafter should run after this step."""
-        return not self.may_skip or self._planned is None or self._planned.draft_next
+    def drafted_rows(self, slots: Ints) -> Ints | None:
+        """Batch rows to draft for after this step, given by their slots; None for all of them."""
+        chosen = self._drafted(slots, self._planned)
+        return None if chosen.all() else np.flatnonzero(chosen)
+
+    def _drafted(self, slots: Ints, planned: Planned | None) -> Bools:
+        if not self.may_skip or planned is None:
+            return np.ones(len(slots), dtype=np.bool_)
+        return planned.draft_next[slots]
 
     def record_confidences(self, confidence_probs: torch.Tensor, input_batch: InputBatch) -> None:
         """The step is over: keep its confidences for the ranking, start their way to the host."""
@@ -226,9 +235,9 @@ class BudgetManager(AdaptiveVerificationManager):
         planned, self._planned = self._planned, None
         verified, self._verified = self._verified, None
         sampled, self._sampled = self._sampled, None
-        drafted = not self.may_skip or planned is None or planned.draft_next
         slots = np.asarray(input_batch.idx_mapping_np[:requests], dtype=np.int64)
-        self._undrafted[slots] = not drafted
+        drafted = self._drafted(slots, planned)
+        self._undrafted[slots] = ~drafted
         confidence = confidence_probs[:requests]
         self._confidence_probs[input_batch.idx_mapping] = confidence
         if self._any_opted_out:
@@ -266,6 +275,11 @@ class BudgetManager(AdaptiveVerificationManager):
         room = self._max_total_logits - len(req_ids) * self.num_bonus_tokens
         opted_out = self._opted_out[slots]
         whole = int(in_hand[opted_out].sum())
+        draft_next = np.zeros(self.req_states.max_num_reqs, dtype=np.bool_)
+        # A request that opted out is drafted for whatever the plan says.
+        draft_next[slots] = plan.draft_next | opted_out
+        if not self.limits.drafts_subset and (draft_next.any() or not sampling):
+            draft_next[slots] = True
         return Planned(
             plan=plan,
             budget=min(max(plan.draft_rows, whole), int(in_hand.sum()), max(room, 0)),
@@ -275,8 +289,7 @@ class BudgetManager(AdaptiveVerificationManager):
             context=context,
             drafts=dict(zip(req_ids, in_hand.tolist(), strict=True)),
             base=dict(zip(req_ids, base.tolist(), strict=True)),
-            # A request that opted out is drafted for whatever the plan says.
-            draft_next=bool(plan.draft_next.any()) or not sampling or bool(opted_out.any()),
+            draft_next=draft_next,
         )
 
     def _slots(self, req_ids: list[str]) -> Ints:

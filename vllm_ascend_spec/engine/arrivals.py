@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from vllm_ascend_spec.budget.survival import Ints
+from vllm_ascend_spec.engine.ledger import Bools
 
 DEPTH = 4  # async scheduling runs at most two steps ahead
 
@@ -31,7 +32,7 @@ class InFlight:
     tenants: Ints
     judges: Ints
     makes: Ints
-    drafted: bool
+    drafted: Bools
     context: Any = None
     buffer: int = -1
 

@@ -89,14 +89,18 @@ class LengthPlanner:
         """A new request takes the request state `slot`."""
         self.ledger.begin(slot, temperature, top_p)
 
-    def lengths(self, slots: Ints, drafted: Ints, rows: int, context: float) -> Ints:
+    def lengths(
+        self, slots: Ints, drafted: Ints, rows: int, context: float, in_prompt: bool = False
+    ) -> Ints:
         """Draft tokens to verify, int [R], of the `drafted` ones in hand, int [R].
 
         rows: rows of the launch without any draft token. context: mean tokens of a request.
+        in_prompt: whether prompt tokens are among the rows, so that no FULL graph runs them.
         """
         self._receive()
         may_draft = np.ones(len(slots), dtype=np.bool_)
-        plan = self.controller.plan(slots, drafted, may_draft, rows, len(slots), context)
+        kind = self.lane.step_kind(in_prompt)
+        plan = self.controller.plan(slots, drafted, may_draft, rows, len(slots), context, kind)
         self.last_plan = plan
         budget = min(plan.draft_rows, int(drafted.sum()))
         return split(self.controller.memory.newest[slots], drafted, budget).astype(np.int64)
@@ -134,7 +138,7 @@ class LengthPlanner:
                 sampled=drafts.sampled.numpy().astype(np.int64),
                 verified=drafts.verified,
                 confidence=drafts.confidence.numpy()[drafts.slots],
-                drafted=True,
+                drafted=np.ones(len(drafts.slots), dtype=np.bool_),
             )
         )
 

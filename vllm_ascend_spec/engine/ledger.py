@@ -26,7 +26,7 @@ class Arrival:
     slots: int [R], request slots. tenants: int [R], who had each slot. judges, makes: int [R],
     numbers of the drafting rounds that the step judged and made. sampled: int [R], tokens emitted,
     0 inside a prompt. verified: int [R], draft tokens verified. confidence: float [R, K] of the
-    drafts made after the step. drafted: whether any were made.
+    drafts made after the step. drafted: bool [R], for whom any were made.
     """
 
     slots: Ints
@@ -36,7 +36,7 @@ class Arrival:
     sampled: Ints
     verified: Ints
     confidence: npt.NDArray[np.float32]
-    drafted: bool
+    drafted: Bools
 
 
 class DraftLedger:
@@ -87,7 +87,7 @@ class DraftLedger:
         if not slots.size:
             return
         # Inside a prompt a drafter runs for its cache alone, and its drafts are never verified.
-        made = (arrival.sampled[present] > 0) & arrival.drafted
+        made = (arrival.sampled[present] > 0) & arrival.drafted[present]
         drafted = np.where(made, self.draft_tokens, 0)
         new = self.controller.record(slots, arrival.confidence[present], drafted)
         self._round[slots] = np.where(made, arrival.makes[present], 0)

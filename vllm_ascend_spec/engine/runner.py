@@ -3,11 +3,12 @@
 initialize_kv_cache   vLLM's adaptive manager gives way to `BudgetManager`
 add_requests          a request's sampling and its wish not to be trimmed are noted
 observe_verification  the verdict is seen as soon as the target has sampled
-propose               a round that the planner does not want only keeps the drafter's cache
+propose               who is not worth a draft only has the drafter's cache kept
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -68,9 +69,14 @@ def replacements() -> tuple[Replacement, ...]:
             make=_skip_recursion,
         ),
         Replacement(
+            target=f"{_SPECULATORS}.dflash.speculator:DFlashSpeculator.capture",
+            reason="a round that does not pay only stores the context, in graphs of its own",
+            make=_capture_contexts,
+        ),
+        Replacement(
             target=f"{_SPECULATORS}.dflash.speculator:DFlashSpeculator.propose",
-            reason="a round that does not pay only stores the context's keys and values",
-            make=_skip_block,
+            reason="requests that will not be verified are not drafted for",
+            make=_draft_for_part,
         ),
         *(
             Replacement(
@@ -111,6 +117,7 @@ def attach(runner: Any) -> None:
     from vllm_ascend_spec.engine.adaptive import BudgetManager
 
     config = runner.vllm_config
+    parallel = config.parallel_config
     depth = int(config.speculative_config.num_speculative_tokens)
     _check_size(runner.max_num_reqs, depth)
     limits = Limits(
@@ -119,11 +126,10 @@ def attach(runner: Any) -> None:
         max_rows=runner.max_num_tokens,
         max_logits_rows=upstream._max_total_logits,
         max_draft_rows=options.max_draft_rows,
-        drafts_subset=False,  # upstream's drafters take the whole batch or nothing
+        drafts_subset=parallel.data_parallel_size == 1 and can_draft_part(runner.speculator),
         # Assumed costs are the same all day: nothing is gained by finding them out at once.
         probe_credit_ms=0.0 if runner.device.type == "cpu" else Limits.probe_credit_ms,
     )
-    parallel = config.parallel_config
     method = method_of(runner.speculator)
     manager = BudgetManager(
         upstream,
@@ -142,6 +148,10 @@ def attach(runner: Any) -> None:
         manager.use_surface(assumed_surface(options.cpu, method, depth))
     runner.adaptive_verification = manager
     runner.speculator.ascend_spec_manager = manager
+    if can_draft_part(runner.speculator):
+        from vllm_ascend_spec.engine.partial_drafts import ContextGraphs
+
+        runner.speculator.ascend_spec_contexts = ContextGraphs(runner.speculator)
     logger.info(
         "Adaptive verification: method %s, K = %d, confidence from %s, ranking by %s",
         method,
@@ -178,6 +188,13 @@ def method_of(speculator: Any) -> str:
 def can_skip(speculator: Any) -> bool:
     """Whether a round can leave out the drafting and keep the drafter's cache."""
     return any(base.__name__ in _SKIPPING for base in type(speculator).__mro__)
+
+
+def can_draft_part(speculator: Any) -> bool:
+    """Whether a round can draft for some requests of the batch and leave the others out."""
+    # vLLM 0.33 stores the context elsewhere (`_store_hidden_states`): read, not run.
+    block = any(base.__name__ == "DFlashSpeculator" for base in type(speculator).__mro__)
+    return block and not hasattr(speculator, "_store_hidden_states")
 
 
 def _describe_after(original: Any) -> Any:
@@ -253,33 +270,61 @@ def _show_verdict(original: Any) -> Any:
     return observe_verification
 
 
-def _skips(speculator: Any, named: dict[str, Any]) -> bool:
+def _skips(speculator: Any, batch: Any, named: dict[str, Any]) -> bool:
     manager = getattr(speculator, "ascend_spec_manager", None)
-    return manager is not None and not named.get("dummy_run") and not manager.drafts_next()
+    if manager is None or named.get("dummy_run"):
+        return False
+    chosen = manager.drafted_rows(_slots(batch))
+    return chosen is not None and chosen.size == 0
+
+
+def _slots(batch: Any) -> Any:
+    import numpy as np
+
+    return np.asarray(batch.idx_mapping_np[: batch.num_reqs], dtype=np.int64)
 
 
 def _skip_recursion(original: Any) -> Any:
     @in_place_of(original)
-    def propose(self: Any, *args: Any, **named: Any) -> Any:
-        if _skips(self, named):
+    def propose(self: Any, input_batch: Any, *args: Any, **named: Any) -> Any:
+        if _skips(self, input_batch, named):
             named["num_speculative_tokens"] = 0
-        return original(self, *args, **named)
+        return original(self, input_batch, *args, **named)
 
     return propose
 
 
-def _skip_block(original: Any) -> Any:
+def _draft_for_part(original: Any) -> Any:
+    names = list(inspect.signature(original).parameters)[1:]
+
     @in_place_of(original)
     def propose(self: Any, *args: Any, **named: Any) -> Any:
-        self.ascend_spec_skips = _skips(self, named)
-        if self.ascend_spec_skips:
-            if hasattr(self, "_store_hidden_states"):  # vLLM 0.33 knows rounds without drafts
-                named["num_speculative_tokens"] = 0
-            else:
-                named["is_profile"] = True  # no graph: the captured one drafts as well
-        return original(self, *args, **named)
+        given = dict(zip(names, args, strict=False)) | named
+        batch, manager = given["input_batch"], getattr(self, "ascend_spec_manager", None)
+        self.ascend_spec_skips = False
+        if manager is None or given.get("dummy_run"):
+            return original(self, **given)
+        chosen = manager.drafted_rows(_slots(batch))
+        if chosen is None:
+            return original(self, **given)
+        if can_draft_part(self):
+            from vllm_ascend_spec.engine.partial_drafts import Round, draft
+
+            return draft(self, self.ascend_spec_contexts, Round.of(given), chosen)
+        self.ascend_spec_skips = True  # vLLM 0.33 knows rounds without drafts
+        return original(self, **given | {"num_speculative_tokens": 0})
 
     return propose
+
+
+def _capture_contexts(original: Any) -> Any:
+    @in_place_of(original)
+    def capture(self: Any) -> None:
+        original(self)
+        if getattr(self, "ascend_spec_manager", None) is not None and can_draft_part(self):
+            self.ascend_spec_contexts.capture()
+
+    return capture
 
 
 def _unless_skipped(original: Any) -> Any:

@@ -1,0 +1,54 @@
+"""Rounds that draft for a part of the batch: right drafts at the right requests, same answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import RunArm
+from harness import decode_steps, real_differences
+
+# Every request drafted for costs half a step, and verifying costs next to nothing: drafting pays
+# for requests whose drafts are good, and for no others.
+COSTS: dict[str, Any] = {
+    "ascend_spec": {
+        "cpu": {
+            "verify_cost_ms": [[1, 1.0], [64, 1.1]],
+            "draft_cost_ms": [[n, 0.55 * n] for n in range(1, 5)],
+        }
+    }
+}
+METHODS = ("dflash", "dflash2", "dspark")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _started(run_arm: RunArm) -> None:
+    run_arm("hybrid", "none", wait=False)
+    for method in METHODS:
+        run_arm("hybrid", method, adaptive=True, wait=False, additional_config=COSTS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_answers_stay_the_same(method: str, run_arm: RunArm):
+    plain = run_arm("hybrid", "none")["batches"]
+    partly = run_arm("hybrid", method, adaptive=True, additional_config=COSTS)["batches"]
+    for batch in ("mixed", "single", "tail"):
+        assert real_differences(plain[batch], partly[batch]) == []
+
+
+def test_drafts_reach_the_requests_they_were_made_for(run_arm: RunArm):
+    """With the drafts of a partial round given to the wrong rows, acceptance falls."""
+    right = run_arm("hybrid", "dspark", adaptive=True, additional_config=COSTS)
+    wrong = run_arm(
+        "hybrid",
+        "dspark",
+        adaptive=True,
+        additional_config=COSTS,
+        mutation="partial_drafts_at_the_wrong_rows",
+    )
+    assert _accepted_share(right) > _accepted_share(wrong) + 0.1
+
+
+def _accepted_share(answer: dict[str, Any]) -> float:
+    steps = [s for request in decode_steps(answer["batches"]["mixed"]) for s in request]
+    return sum(s["accepted"] for s in steps) / sum(s["verified"] for s in steps)
