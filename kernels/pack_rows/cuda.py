@@ -8,13 +8,18 @@ The library has a C interface and knows nothing of torch, so one build serves ev
 from __future__ import annotations
 
 import ctypes
+import functools
+import logging
 from ctypes import c_int32, c_int64, c_void_p
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from . import Batch, PackedRows, ScoreKind, check_shapes
+from .. import _cuda_library
+from . import Batch, PackedRows, ScoreKind, check_shapes, triton
+
+logger = logging.getLogger(__name__)
 
 _SCORE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _POINTERS = (
@@ -58,28 +63,61 @@ class Library:
             raise RuntimeError(f"pack_rows: CUDA error {error}")
 
 
+@functools.cache
+def library() -> Library:
+    """The library of this host; MissingLibraryError if it has none."""
+    return Library(_cuda_library.library("pack_rows"))
+
+
+def unavailable() -> str | None:
+    """Why no call on this host can take the kernel, or None. May build the library."""
+    reason = _cuda_library.device_obstacle()
+    if reason is None:
+        try:
+            library()
+        except (_cuda_library.MissingLibraryError, OSError) as failure:
+            return str(failure)
+    return reason
+
+
+def obstacle(scores: Tensor, integers: dict[str, Tensor | None]) -> str | None:
+    """Why this kernel cannot take such a call, or None. Reads types and strides only."""
+    if scores.dtype not in _SCORE_TYPES or (scores.shape[1] > 1 and scores.stride(1) != 1):
+        return (
+            f"scores must be float32, float16 or bfloat16 with contiguous rows, got {scores.dtype} "
+            f"with strides {scores.stride()}"
+        )
+    for name, tensor in integers.items():
+        if tensor is not None and (tensor.dtype != torch.int32 or not tensor.is_contiguous()):
+            return f"{name} must be contiguous int32, got {tensor.dtype}"
+    return None
+
+
+@functools.cache
+def _say_once(reason: str) -> None:
+    logger.info("pack_rows runs as triton: %s", reason)
+
+
 def pack_rows(
     scores: Tensor,
     budget: int | Tensor,
     batch: Batch,
     out: PackedRows,
-    opened: Library,
+    opened: Library | None = None,
     *,
     kind: ScoreKind = "confidence",
     bonus_tokens: int = 1,
 ) -> PackedRows:
     """As `triton.pack_rows`; device scalars and all of `batch` are int32, score rows contiguous.
 
+    opened: None takes the library of this host, and Triton's kernel for a call that has an
+    `obstacle`.
+
     Raises:
-        ValueError: names the argument that the kernel does not take.
+        ValueError: names the argument that neither kernel takes, or that `opened` does not.
         RuntimeError: CUDA refused the launch.
     """
     requests, positions = check_shapes(scores, batch, out)
-    if scores.dtype not in _SCORE_TYPES or scores.stride(1) != 1:
-        raise ValueError(
-            f"scores must be float32, float16 or bfloat16 with contiguous rows, got {scores.dtype} "
-            f"with strides {scores.stride()}"
-        )
     count = requests if batch.num_requests is None else batch.num_requests
     integers = {
         "score_rows": batch.score_rows,
@@ -89,9 +127,12 @@ def pack_rows(
         "budget": budget if isinstance(budget, Tensor) else None,
         "num_requests": count if isinstance(count, Tensor) else None,
     }
-    for name, tensor in integers.items():
-        if tensor is not None and (tensor.dtype != torch.int32 or not tensor.is_contiguous()):
-            raise ValueError(f"{name} must be contiguous int32, got {tensor.dtype}")
+    reason = obstacle(scores, integers)
+    if reason and opened is None:
+        _say_once(reason)
+        return triton.pack_rows(scores, budget, batch, out, kind=kind, bonus_tokens=bonus_tokens)
+    if reason:
+        raise ValueError(f"the CUDA kernel of pack_rows cannot run: {reason}; use triton.py")
     if requests == 0:
         for offsets in (out.query_start_loc, out.cu_num_logits):
             offsets.zero_()
@@ -107,5 +148,5 @@ def pack_rows(
         requests, positions, out.query_start_loc.shape[0], out.cu_num_logits.shape[0],
         bonus_tokens, kind == "confidence",
     )  # fmt: skip
-    opened.launch(arguments, scores)
+    (opened or library()).launch(arguments, scores)
     return out

@@ -150,13 +150,16 @@ def pack_rows(
 ) -> PackedRows:
     """Fill `out` with the layout of the step (contract: `vllm_ascend_spec.kernels.pack_rows`).
 
-    scores: fp32, fp16 or bf16 [rows, K]. budget: draft rows to verify in the whole batch, a host
-    int or a device scalar. bonus_tokens: logits rows of a request besides its drafts. Capturable
-    in a graph: with device scalars for `budget` and `batch.num_requests` a replay may change both.
+    scores: fp32, fp16 or bf16 [rows, K], rows contiguous. budget: draft rows to verify in the whole
+    batch, a host int or a device scalar. bonus_tokens: logits rows of a request besides its drafts.
+    Capturable in a graph: with device scalars for `budget` and `batch.num_requests` a replay may
+    change both.
     """
     requests, positions = check_shapes(scores, batch, out)
     if scores.dtype == torch.float64:
         raise ValueError("scores: float64 is for the naive oracle, pass float32")
+    if positions > 1 and scores.stride(1) != 1:
+        raise ValueError(f"scores must have contiguous rows, got strides {scores.stride()}")
     block_r = triton.next_power_of_2(max(requests, 16))
     block_k = triton.next_power_of_2(positions)
     score_rows = batch.score_rows

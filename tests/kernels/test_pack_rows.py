@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from vllm_ascend_spec.kernels.pack_rows import Batch, PackedRows, cuda, naive
 from vllm_ascend_spec.kernels.pack_rows import triton as kernel
 
-from tests.kernels.emulation import HAS_CXX, emulated
+from tests.kernels.emulation import HAS_CXX, built, emulated
 from vllm_ascend_spec.budget import survival as planner
 
 POISON = -77
@@ -54,23 +55,28 @@ def same(out: PackedRows, expected: PackedRows) -> None:
         )
 
 
+@cache
+def library(device: torch.device) -> cuda.Library:
+    return cuda.Library((built if device.type == "cuda" else emulated)("pack_rows"))
+
+
 def both(
     scores: torch.Tensor, budget: int | torch.Tensor, batch: Batch, size: int, device: torch.device,
     **options: Any,
 ) -> dict[str, list[int]]:  # fmt: skip
     """What the kernel wrote, after comparing it with what the oracle wrote.
 
-    The CUDA kernel's source runs, too, on emulated threads."""
+    The CUDA kernel runs, too: on the GPU, or its source on emulated threads."""
     expected, out = buffers(size), buffers(size, device)
     naive.pack_rows(scores, budget, batch, expected, **options)
     moved = budget.to(device) if isinstance(budget, torch.Tensor) else budget
     kernel.pack_rows(scores.to(device), moved, on(batch, device), out, **options)
     same(out, expected)
-    if HAS_CXX and scores.dtype == torch.float32:
-        out = buffers(size)
-        narrow = int32(budget) if isinstance(budget, torch.Tensor) else budget
-        library = cuda.Library(emulated("pack_rows"))
-        cuda.pack_rows(scores, narrow, as_int32(batch), out, library, **options)
+    if device.type == "cuda" or (HAS_CXX and scores.dtype == torch.float32):
+        out = buffers(size, device)
+        narrow = int32(budget).to(device) if isinstance(budget, torch.Tensor) else budget
+        moved_batch = on(as_int32(batch), device)
+        cuda.pack_rows(scores.to(device), narrow, moved_batch, out, library(device), **options)
         same(out, expected)
     return {name: getattr(out, name).tolist() for name in FIELDS}
 
@@ -251,18 +257,39 @@ def test_a_call_that_does_not_fit_is_refused_by_name(
             implementation.pack_rows(scores, 1, batch, buffers(size))
 
 
-def test_a_replayed_graph_follows_device_scalars(device: torch.device) -> None:
+@pytest.mark.skipif(not HAS_CXX, reason="the emulation is built with g++")
+def test_a_call_that_the_cuda_kernel_cannot_take_runs_as_triton(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """int64 counts; with a library of its own it names them."""
+    batch = on(replace(decoding(3, 5), draft_counts=torch.tensor([5, 5, 5])), device)
+    monkeypatch.setattr(cuda, "library", lambda: pytest.fail("the CUDA kernel was asked for"))
+    out = cuda.pack_rows(WORKED.to(device), 8, batch, buffers(5, device))
+    assert out.draft_lengths.tolist() == [4, 3, 1, POISON, POISON]
+    with pytest.raises(ValueError, match="draft_counts must be contiguous int32"):
+        cuda.pack_rows(WORKED.to(device), 8, batch, out, library(device))
+
+
+def test_scores_whose_rows_are_not_contiguous_are_refused(device: torch.device) -> None:
+    turned = WORKED.to(device).t().contiguous().t()
+    for implementation in (kernel, cuda):
+        with pytest.raises(ValueError, match=r"contiguous rows, got .*strides \(1, 3\)"):
+            implementation.pack_rows(turned, 8, on(decoding(3, 5), device), buffers(5, device))
+
+
+@pytest.mark.parametrize("implementation", [kernel, cuda])
+def test_a_replayed_graph_follows_device_scalars(device: torch.device, implementation: Any) -> None:
     if device.type != "cuda":
         pytest.skip("captures a CUDA graph")
     budget = torch.tensor([8], dtype=torch.int32, device=device)
     count = torch.tensor([3], dtype=torch.int32, device=device)
     scores, out = WORKED.to(device), buffers(5, device)
     batch = on(replace(decoding(3, 5), num_requests=count), device)
-    kernel.pack_rows(scores, budget, batch, out)
+    implementation.pack_rows(scores, budget, batch, out)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        kernel.pack_rows(scores, budget, batch, out)
+        implementation.pack_rows(scores, budget, batch, out)
     for new_budget, new_count in ((8, 3), (3, 2), (0, 0), (15, 3)):
         budget.fill_(new_budget)
         count.fill_(new_count)
