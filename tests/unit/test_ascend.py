@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vllm_ascend_spec import plugin
-from vllm_ascend_spec.engine import ascend, versions
+from vllm_ascend_spec.engine import ascend, launch, versions
 from vllm_ascend_spec.engine.versions import Engine
 from vllm_ascend_spec.errors import UserError
 
@@ -87,6 +87,53 @@ def test_a_user_who_chose_runner_v1_keeps_it(
     monkeypatch.setenv(ascend.RUNNER_VARIABLE, "0")
     assert ascend.enable() is False
     assert f"{ascend.RUNNER_VARIABLE}=0 keeps vllm-ascend on Model Runner V1" in caplog.text
+
+
+def test_a_command_that_asks_for_this_engine_is_refused_where_it_cannot_run(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(ascend, "enable", pytest.fail)
+    monkeypatch.setattr(ascend, "npu_count", lambda: 0)
+    with pytest.raises(UserError, match=r"--platform ascend: torch_npu sees no NPU. .*\[cpu\]"):
+        ascend.require()
+    monkeypatch.setattr(ascend, "npu_count", lambda: 1)
+    monkeypatch.setenv(ascend.RUNNER_VARIABLE, "0")
+    with pytest.raises(UserError, match="Model Runner V1, which this plugin does not extend"):
+        ascend.require()
+
+
+def test_a_command_on_an_npu_extends_vllm_ascend(monkeypatch: pytest.MonkeyPatch):
+    called = []
+    monkeypatch.setattr(ascend, "npu_count", lambda: 1)
+    monkeypatch.setattr(ascend, "enable", lambda: called.append(True))
+    monkeypatch.setattr(
+        launch.versions, "require_engine", lambda: Engine("vllm-ascend", "1", Path("vllm"))
+    )
+    assert launch.set_up() == launch.set_up("ascend") == "ascend" and len(called) == 2
+    with pytest.raises(UserError, match="--platform cuda: vllm-ascend 1 is built for ascend"):
+        launch.set_up("cuda")
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_vllms_switch_for_adaptive_verification_becomes_the_plugins(adaptive: bool):
+    given = {
+        "speculative_config": {"method": "mtp", "enable_adaptive_verification": adaptive},
+        "additional_config": {"refresh": True, "ascend_spec": {"cost_surface": "file"}},
+        "max_num_seqs": 4,
+    }
+    options = {"cost_surface": "file"} | ({"adaptive": True} if adaptive else {})
+    assert ascend.engine_arguments(given) == {
+        "speculative_config": {"method": "mtp"},
+        "additional_config": {"refresh": True, "ascend_spec": options},
+        "max_num_seqs": 4,
+    }
+    assert "enable_adaptive_verification" in given["speculative_config"], "the caller's stays"
+
+
+@pytest.mark.parametrize("config", [None, {"method": "mtp"}])
+def test_arguments_without_that_switch_stay(config: dict[str, str] | None):
+    arguments = {"speculative_config": config}
+    assert ascend.engine_arguments(arguments) is arguments
 
 
 def test_the_platform_plugin_leaves_the_choice_to_vllm_ascend(

@@ -16,9 +16,11 @@ import importlib.util
 import logging
 import os
 import sys
+from typing import Any
 
 from vllm_ascend_spec.engine import versions
 from vllm_ascend_spec.errors import UserError
+from vllm_ascend_spec.options import CONFIG_KEY
 
 logger = logging.getLogger("vllm.ascend_spec.ascend")
 
@@ -48,6 +50,18 @@ def npu_count() -> int:
     return int(torch_npu.npu.device_count())
 
 
+def obstacle() -> str | None:
+    """Why vllm-ascend cannot be extended in this process; None where it can."""
+    if npu_count() == 0:
+        return "torch_npu sees no NPU"
+    if os.environ.get(RUNNER_VARIABLE, "1") not in ("1", "true", "True"):
+        return (
+            f"{RUNNER_VARIABLE}={os.environ[RUNNER_VARIABLE]} keeps vllm-ascend on Model Runner "
+            "V1, which this plugin does not extend; unset the variable"
+        )
+    return None
+
+
 def enable() -> bool:
     """Extend vllm-ascend in this process; whether it was done. Later calls change nothing.
 
@@ -57,15 +71,9 @@ def enable() -> bool:
     global _enabled
     if _enabled:
         return True
-    if npu_count() == 0:
-        logger.info("vllm-ascend is installed and no NPU is visible: the plugin stays inactive")
-        return False
-    if os.environ.get(RUNNER_VARIABLE, "1") not in ("1", "true", "True"):
-        logger.warning(
-            "%s=%s keeps vllm-ascend on Model Runner V1, which this plugin does not extend: it "
-            "stays inactive. Unset the variable to use it",
-            *(RUNNER_VARIABLE, os.environ[RUNNER_VARIABLE]),
-        )
+    problem = obstacle()
+    if problem is not None:
+        logger.warning("the plugin stays inactive beside vllm-ascend: %s", problem)
         return False
     require_runner(versions.require_engine(DISTRIBUTION))
     # vllm-ascend takes Model Runner V2 only where this variable says so.
@@ -75,6 +83,37 @@ def enable() -> bool:
     ascend_registrations.declare_all()
     _enabled = True
     return True
+
+
+def require() -> None:
+    """Extend vllm-ascend in this process, or refuse: for a command that asks for this engine.
+
+    Raises:
+        UserError: no NPU, Model Runner V1, or a vllm-ascend without the runner that is extended.
+    """
+    problem = obstacle()
+    if problem is not None:
+        raise UserError(
+            f"--platform ascend: {problem}. Run it where CANN and an NPU are, or install "
+            "`vllm-ascend-spec[cpu]` in an environment of its own."
+        )
+    enable()
+
+
+def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `vllm.LLM` as the vLLM below vllm-ascend takes them.
+
+    It has no `enable_adaptive_verification`; there the plugin's own option stands for it.
+    """
+    speculative = arguments.get("speculative_config")
+    if not isinstance(speculative, dict) or "enable_adaptive_verification" not in speculative:
+        return arguments
+    speculative = dict(speculative)
+    adaptive = speculative.pop("enable_adaptive_verification")
+    additional = dict(arguments.get("additional_config") or {})
+    if adaptive:
+        additional[CONFIG_KEY] = {"adaptive": True} | additional.get(CONFIG_KEY, {})
+    return arguments | {"speculative_config": speculative, "additional_config": additional}
 
 
 def require_runner(engine: versions.Engine) -> None:

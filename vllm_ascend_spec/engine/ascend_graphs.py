@@ -89,11 +89,17 @@ def batch_of(scheduler_output: Any, runner: Any) -> Batch:
 
     A decoding request without a draft token verifies its anchor, so it counts as such a row.
     """
-    states = runner.req_states
     rows, phases = [], []
     for request, count in scheduler_output.num_scheduled_tokens.items():
-        slot = states.req_id_to_index[request]
-        in_prompt = states.num_computed_prefill_tokens[slot] < states.prefill_len.np[slot]
         rows.append(count)
-        phases.append(Phase.PREFILL if in_prompt else Phase.VERIFY)
+        phases.append(Phase.PREFILL if in_prompt(request, runner) else Phase.VERIFY)
     return classify(Role.TARGET, rows, phases)
+
+
+def in_prompt(request: str, runner: Any) -> bool:
+    """Whether the request's prompt is not computed yet; one that the runner has not met is new."""
+    states = runner.req_states
+    slot = states.req_id_to_index.get(request)
+    if slot is None:
+        return True
+    return bool(states.num_computed_prefill_tokens[slot] < states.prefill_len.np[slot])

@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from vllm_ascend_spec.budget.surface import HostCost, StepKind, Surface
+
 _UPDATE_API = (
     "NPUGraph", "ExternalEvent", "graph_task_group_begin", "graph_task_group_end",
     "graph_task_update_begin", "graph_task_update_end",
@@ -49,6 +51,12 @@ class Lane(str, Enum):
         """Whether a verification step replays a FULL graph."""
         return self is not Lane.L0
 
+    def step_kind(self, in_prompt: bool) -> StepKind:
+        """Which cost curve a launch lies on; in_prompt: prompt tokens are among its rows."""
+        if in_prompt:
+            return StepKind.MIXED
+        return StepKind.FULL if self.graph else StepKind.EAGER
+
 
 @dataclass(frozen=True)
 class Features:
@@ -80,6 +88,19 @@ def choose(features: Features, graphs: bool | None = None) -> Choice:
         missing = ", ".join(features.missing_device_lengths)
         return Choice(Lane.L1, f"attention takes lengths from the host: no operator {missing}")
     return Choice(Lane.L2, "an attention operator takes lengths from the device")
+
+
+def priced(surface: Surface, lane: Lane) -> Surface:
+    """The surface as steps of this lane cost.
+
+    The host's own time is the shortest step that it can sustain, as long as it prepares a step
+    while the device works on the one before. L0 prepares nothing before the drafts have arrived,
+    and the device waits meanwhile: there the host's time is part of every step.
+    """
+    if not lane.waits_for_drafter:
+        return surface
+    host = HostCost(ms=surface.host.ms + surface.host.floor_ms)
+    return surface.model_copy(update={"host": host})
 
 
 def probe() -> Features:

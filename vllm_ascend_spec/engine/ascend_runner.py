@@ -17,7 +17,7 @@ from vllm_ascend_spec.budget import surface as surfaces
 from vllm_ascend_spec.budget.cost import CostModel
 from vllm_ascend_spec.engine import ascend_confidence, ascend_lanes
 from vllm_ascend_spec.engine.ascend_adaptive import DraftRound, LengthPlanner, slots_of, trim
-from vllm_ascend_spec.engine.ascend_graphs import LONGEST_ROW, batch_of
+from vllm_ascend_spec.engine.ascend_graphs import LONGEST_ROW, batch_of, in_prompt
 from vllm_ascend_spec.graphs.dispatcher import Batch, Replay, padding_lengths
 from vllm_ascend_spec.graphs.keys import GraphKey, Kind, Role
 from vllm_ascend_spec.options import Options
@@ -151,7 +151,8 @@ def _trimmed(runner: Any, planner: LengthPlanner, scheduler_output: Any) -> Any:
         return scheduler_output
     rows = scheduler_output.total_num_scheduled_tokens - int(drafted.sum())
     context = float(runner.req_states.num_computed_tokens_np[slots].mean())
-    kept = planner.lengths(slots, drafted, rows, context)
+    prompts = any(in_prompt(request, runner) for request in scheduler_output.num_scheduled_tokens)
+    kept = planner.lengths(slots, drafted, rows, context, prompts)
     planner.launched(slots, kept)
     return trim(scheduler_output, dict(zip(requests, kept.tolist(), strict=True)))
 
@@ -169,7 +170,8 @@ def _planner(runner: Any, options: Options) -> LengthPlanner:
             "and set ascend_spec.cost_surface"
         )
     else:
-        surface = surfaces.load(Path(options.cost_surface), surface_key(config))
+        key = surface_key(config, graph_rows(runner))
+        surface = ascend_lanes.priced(surfaces.load(Path(options.cost_surface), key), lane)
         cost = CostModel(surface, runner.max_num_reqs, max_rows)
     return LengthPlanner(
         method=config.speculative_config.method,
@@ -182,12 +184,15 @@ def _planner(runner: Any, options: Options) -> LengthPlanner:
     )
 
 
-def surface_key(config: Any) -> surfaces.SurfaceKey:
+def graph_rows(runner: Any) -> tuple[int, ...]:
+    """Rows of the target's FULL graphs, ascending; capture sizes of other counts are rounded."""
+    return tuple(sorted(getattr(runner.cudagraph_manager, "by_rows", ())))
+
+
+def surface_key(config: Any, ladder: tuple[int, ...]) -> surfaces.SurfaceKey:
     """What a cost surface must have been measured on to be used by this engine."""
     from importlib.metadata import version
 
-    graphs = ascend_lanes.asks_for_graphs(config)
-    sizes = tuple(config.compilation_config.cudagraph_capture_sizes or ()) if graphs else ()
     return surfaces.SurfaceKey(
         model=Path(config.model_config.model).name,
         dtype=str(config.model_config.dtype).removeprefix("torch."),
@@ -196,7 +201,7 @@ def surface_key(config: Any) -> surfaces.SurfaceKey:
         method=config.speculative_config.method,
         draft_tokens=config.speculative_config.num_speculative_tokens,
         ranks=config.parallel_config.world_size,
-        full_ladder=sizes,
+        full_ladder=ladder,
         mixed_ladder=(),
         drafter_ladder=(),
     )

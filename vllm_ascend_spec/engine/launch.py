@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from vllm_ascend_spec.engine import checks, cpu, cuda, metrics, versions
+from vllm_ascend_spec.engine import ascend, checks, cpu, cuda, metrics, versions
 from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.options import Options
 
@@ -41,7 +41,7 @@ def set_up(platform: str = "auto") -> str:
             f"--platform {chosen}: {engine.distribution} {engine.version} is built for "
             f"{built_for}. Install `vllm-ascend-spec[{chosen}]` in an environment of its own."
         )
-    (cpu if chosen == "cpu" else cuda).enable()
+    {"cpu": cpu.enable, "cuda": cuda.enable, "ascend": ascend.require}[chosen]()
     return chosen
 
 
@@ -55,6 +55,8 @@ def make_llm(model: str, *, platform: str = "auto", **kwargs: Any) -> LLM:
         _check(model, kwargs.get("speculative_config"), kwargs.get("additional_config"))
     if chosen == "cpu":
         kwargs = CPU_DEFAULTS | kwargs
+    elif chosen == "ascend":
+        kwargs = ascend.engine_arguments(kwargs)
     from vllm import LLM
 
     return LLM(model=model, **kwargs)

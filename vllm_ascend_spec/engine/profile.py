@@ -18,6 +18,7 @@ from vllm_ascend_spec.budget import surface as surfaces
 from vllm_ascend_spec.budget.confidence import cold_start
 from vllm_ascend_spec.budget.cost import CostModel
 from vllm_ascend_spec.budget.surface import StepKind, Surface
+from vllm_ascend_spec.engine import ascend_profile
 from vllm_ascend_spec.engine.generate import Request, model_path, speculative_config
 from vllm_ascend_spec.engine.launch import make_llm, set_up
 from vllm_ascend_spec.errors import UserError
@@ -33,7 +34,8 @@ def run(request: Request, out: Path, page: Path | None, engine: dict[str, Any]) 
     Raises:
         UserError: a CPU, where there is nothing to measure, or a method without drafting.
     """
-    if set_up(request.platform) == "cpu":
+    platform = set_up(request.platform)
+    if platform == "cpu":
         raise UserError(
             "profile: a CPU has no graphs whose time would say anything; the CPU engine plans with "
             "ascend_spec.cpu.verify_cost_ms. Run it on the machine that will serve."
@@ -47,7 +49,7 @@ def run(request: Request, out: Path, page: Path | None, engine: dict[str, Any]) 
         speculative_config=config,
         **engine,
     )
-    surface = measured_surface(llm)
+    surface = ascend_profile.measure(llm) if platform == "ascend" else measured_surface(llm)
     surfaces.save(surface, out)
     console = Console()
     console.print(table(surface))
