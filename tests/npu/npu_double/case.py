@@ -65,6 +65,7 @@ def _run(request: dict[str, Any], double: NpuDouble) -> dict[str, Any]:
         return {
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "prompts": [list(output.prompt_token_ids) for output in outputs],
+            "cached_tokens": [output.num_cached_tokens or 0 for output in outputs],
             "engine": _describe(llm),
             "counters": _counters(llm),
             "steps": steps,
@@ -95,16 +96,19 @@ def _generate(llm: Any, request: dict[str, Any]) -> list[Any]:
         TokensPrompt(prompt_token_ids=tokenizer.encode(text)[: cuts[position % len(cuts)]])
         for position, text in enumerate(request["prompts"])
     ]
-    sampling = [
-        SamplingParams(
-            temperature=0.0,
-            max_tokens=limits[position % len(limits)],
-            ignore_eos=True,
-            detokenize=False,
-        )
-        for position in range(len(prompts))
-    ]
-    return llm.generate(prompts, sampling, use_tqdm=False)
+    greedy = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+    outputs: list[Any] = []
+    for turn in range(request["rounds"]):
+        sampling = [
+            SamplingParams(
+                max_tokens=limits[position % len(limits)],
+                seed=turn * len(prompts) + position,
+                **(greedy | request["sampling"]),
+            )
+            for position in range(len(prompts))
+        ]
+        outputs += llm.generate(prompts, sampling, use_tqdm=False)
+    return outputs
 
 
 def _runner(llm: Any) -> Any:

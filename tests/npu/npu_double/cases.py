@@ -15,6 +15,8 @@ from .harness import Case, Judgement
 PROMPTS = 5
 DRAFT_TOKENS = 7
 ANSWER_TOKENS = [16, 12, 20, 16, 12]
+# The steps of a drafting loop have one row a request; the target's graphs are larger.
+DRAFTER_SIZES = (1, 2, 4)
 
 Ran = tuple[dict[str, Any], Judgement | None]
 RunCase = Callable[[Case], Ran]
@@ -27,11 +29,12 @@ def case(
     graphs: bool = False,
     surfaces: Path | None = None,
     mutation: str | None = None,
+    ranks: int = 1,
 ) -> Case:
     """One engine.
 
     graphs: capture FULL graphs of decode steps. surfaces: switches adaptive verification on, with
-    a cost surface that is written there.
+    a cost surface that is written there. ranks: tensor parallel size.
     """
     zoo = Zoo()
     texts = tuple(prompt.text for prompt in zoo.prompts()[:PROMPTS])
@@ -43,19 +46,19 @@ def case(
             # Dynamo cannot trace through the double's dispatch mode.
             "mode": 0,
             "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": list(sizes),
+            "cudagraph_capture_sizes": sorted({*sizes, *DRAFTER_SIZES}),
         }
     if surfaces is not None:
-        surface = harness.cost_surface(surfaces, target, method, DRAFT_TOKENS, sizes)
+        surface = harness.cost_surface(surfaces, target, method, DRAFT_TOKENS, sizes, ranks)
         options = {"adaptive": True, "cost_surface": str(surface)}
         engine["additional_config"] = {"ascend_spec": options}
     speculative = zoo.speculative_config(target, method, DRAFT_TOKENS)
-    base = Case(str(zoo.target(target)), speculative, texts, mutation=mutation)
+    base = Case(str(zoo.target(target)), speculative, texts, mutation=mutation, ranks=ranks)
     return replace(base, engine=engine)
 
 
 def graph_sizes(method: str) -> tuple[int, ...]:
-    """Rows of the captured graphs: one, two and four requests, so that three are padded."""
+    """Rows of the target's graphs: one, two and four requests, so that three are padded."""
     rows = 1 if method == "none" else DRAFT_TOKENS + 1
     return (rows, 2 * rows, 4 * rows)
 

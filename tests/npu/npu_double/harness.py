@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -49,7 +51,9 @@ class Case:
     """One engine on the double and what it is asked.
 
     plugin: whether vllm_ascend_spec is installed there. prompt_tokens: texts are cut to it, and
-    max_tokens: limits, both for the prompts in turn. trace: have AscendCL's calls in the answer.
+    max_tokens: limits, both for the prompts in turn. sampling: arguments of vLLM's SamplingParams,
+    greedy without. rounds: how often the prompts are answered, one after another. ranks: processes
+    of one NPU each that hold the model together. trace: have AscendCL's calls in the answer.
     mutation: functions of mutations.py that the child calls first, joined by "+".
     """
 
@@ -60,24 +64,32 @@ class Case:
     prompt_tokens: tuple[int, ...] = (60, 110, 24)
     max_tokens: tuple[int, ...] = (16, 12, 20)
     engine: dict[str, Any] = field(default_factory=dict)
+    sampling: dict[str, Any] = field(default_factory=dict)
+    rounds: int = 1
+    ranks: int = 1
     mutation: str | None = None
     plugin: bool = True
     trace: bool = False
 
 
 def cost_surface(
-    folder: Path, target: str, method: str, draft_tokens: int, graphs: tuple[int, ...] = ()
+    folder: Path,
+    target: str,
+    method: str,
+    draft_tokens: int,
+    graphs: tuple[int, ...] = (),
+    ranks: int = 1,
 ) -> Path:
     """A cost surface for the double, on which many rows are dear: nothing here measures one.
 
-    graphs: sizes in rows of the FULL graphs that the engine captures.
+    graphs: sizes in rows of the FULL graphs that the engine captures of its target.
     """
     from vllm_ascend_spec.budget import surface as surfaces
 
     key = surfaces.SurfaceKey(
         model=target, dtype="bfloat16", device="Ascend910B3",
         engine=f"vllm-ascend {SOURCE_VERSION}", method=method, draft_tokens=draft_tokens,
-        full_ladder=graphs, mixed_ladder=(), drafter_ladder=(),
+        ranks=ranks, full_ladder=graphs, mixed_ladder=(), drafter_ladder=(),
     )  # fmt: skip
     points = [
         surfaces.TargetPoint(
@@ -85,7 +97,7 @@ def cost_surface(
         )
         for rows, ms in ((1, 1.0), (8, 1.1), (16, 1.3), (24, 1.8), (40, 3.0), (64, 5.0))
     ]
-    path = folder / f"{target}-{method}-{len(graphs)}.json"
+    path = folder / f"{target}-{method}-{len(graphs)}-{ranks}.json"
     surfaces.save(surfaces.Surface(key=key, target=tuple(points)), path)
     return path
 
@@ -97,20 +109,61 @@ class ChildError(RuntimeError):
 def run(case: Case, folder: Path) -> dict[str, Any]:
     """The case's answer as `case.py` wrote it; `error` is None or what start-up or a step raised.
 
+    With several ranks it is the first one's, and the others' are under `others`.
+
     Raises:
-        ChildError: the process itself failed.
+        ChildError: a process itself failed.
     """
-    request, answer = folder / "request.json", folder / "answer.json"
-    request.write_text(json.dumps(asdict(case) | {"vllm_ascend": os.environ["VLLM_ASCEND_SRC"]}))
-    calls = folder / "calls.txt"
+    _prepare(folder, case.plugin)
+    request, calls = folder / "request.json", folder / "calls.txt"
+    request.write_text(json.dumps(_request(case)))
     traced = {"FAKE_ACL_TRACE": str(calls)} if case.trace else {}
-    command = ("-m", "npu_double.case", str(request), str(answer))
-    done = python(folder, *command, plugin=case.plugin, **traced)
-    (folder / "log.txt").write_text(done.stdout + done.stderr)
-    if not answer.exists():
-        raise ChildError(done.stdout[-4000:] + done.stderr[-8000:])
-    found = json.loads(answer.read_text())
-    return found | {"calls": read_calls(calls)} if case.trace else found
+    port = _free_port()
+
+    def answer_of(rank: int) -> dict[str, Any]:
+        answer = folder / f"answer-{rank}.json"
+        launched = _rank_environment(rank, case.ranks, port) if case.ranks > 1 else {}
+        command = ("-m", "npu_double.case", str(request), str(answer))
+        done = _python(folder, command, traced | launched)
+        (folder / f"log-{rank}.txt").write_text(done.stdout + done.stderr)
+        if not answer.exists():
+            raise ChildError(done.stdout[-4000:] + done.stderr[-8000:])
+        found: dict[str, Any] = json.loads(answer.read_text())
+        return found
+
+    with ThreadPoolExecutor(case.ranks) as processes:
+        first, *others = processes.map(answer_of, range(case.ranks))
+    first["others"] = others
+    return first | {"calls": read_calls(calls)} if case.trace else first
+
+
+def _request(case: Case) -> dict[str, Any]:
+    request = asdict(case) | {"vllm_ascend": os.environ["VLLM_ASCEND_SRC"]}
+    if case.ranks > 1:
+        # Every rank runs its own scheduler, as under torchrun; they must come to equal decisions.
+        parallel = {"tensor_parallel_size": case.ranks}
+        launcher = {"distributed_executor_backend": "external_launcher"}
+        request["engine"] = case.engine | parallel | launcher
+    return request
+
+
+def _rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "FAKE_NPU_COUNT": str(ranks),
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @dataclass(frozen=True)
@@ -132,6 +185,11 @@ def python(
     folder: Path, *arguments: str, plugin: bool = True, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the double's Python, with vllm-ascend's source and the plugin found as if installed."""
+    _prepare(folder, plugin)
+    return _python(folder, arguments, variables)
+
+
+def _prepare(folder: Path, plugin: bool) -> None:
     site = folder / "site"
     site.mkdir(exist_ok=True)
     _install_vllm_ascend(site, Path(os.environ["VLLM_ASCEND_SRC"]))
@@ -140,9 +198,13 @@ def python(
     _install_plugin(site, entry_points=plugin)
     prepare = "from npu_double import startup\n\nstartup.prepare_process()\n"
     (site / "sitecustomize.py").write_text(prepare)
-    command = [str(environment() / "bin" / "python"), *arguments]
+
+
+def _python(
+    folder: Path, arguments: tuple[str, ...], variables: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
     own = {
-        "PYTHONPATH": f"{site}:{HERE.parent}:{ROOT / 'tests'}",
+        "PYTHONPATH": f"{folder / 'site'}:{HERE.parent}:{ROOT / 'tests'}",
         "LD_LIBRARY_PATH": str(environment() / "fakeacl"),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "OMP_NUM_THREADS": "1",
@@ -157,7 +219,7 @@ def python(
         "HF_HUB_OFFLINE": "1",
     }
     return subprocess.run(
-        command,
+        [str(environment() / "bin" / "python"), *arguments],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

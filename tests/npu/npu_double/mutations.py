@@ -119,7 +119,7 @@ def drafts_every_other_step() -> None:
     """Verify all draft tokens and none in turn, so that whoever accepted some has one row next."""
     from vllm_ascend_spec.engine.ascend_adaptive import LengthPlanner
 
-    def lengths(self: Any, slots: Any, drafted: Any, rows: int, context: float) -> Any:
+    def lengths(self: Any, slots: Any, drafted: Any, *_: Any, **__: Any) -> Any:
         self._receive()
         self.steps_seen = getattr(self, "steps_seen", 0) + 1
         return drafted * (self.steps_seen % 2)

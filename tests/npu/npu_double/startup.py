@@ -31,13 +31,14 @@ def install(vllm_ascend: Path) -> NpuDouble:
 
     vllm_ascend: root of the source tree. Returns the mode to run the engine in.
     """
-    from . import operators_dense, operators_gdn, triton_host  # noqa: F401
+    from . import collectives, operators_dense, operators_gdn, triton_host  # noqa: F401
     from .device import NpuDouble
     from .graphs import Graphs
 
     graphs = Graphs()
     triton_host.install(graphs)
     graphs.install()
+    collectives.install(graphs)
     _keep_alive.append(operators_gdn.define_schemas(vllm_ascend))
     return NpuDouble(graphs)
 
