@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from vllm_ascend_spec.budget.cost import CostModel
 from vllm_ascend_spec.budget.surface import StepKind, Surface, SurfaceKey, TargetPoint
@@ -26,13 +28,23 @@ EVERYONE = np.full(REQUESTS, K)
 
 def steep() -> CostModel:
     """A target for which every row costs; steps too dear for exploring on credit."""
+    return cost_of({1: 160.0, 16: 1060.0})
+
+
+def stairs() -> CostModel:
+    """The first draft row is dear and the next three are free: a row may pay for its followers."""
+    return cost_of({3: 1000.0, 4: 1600.0, 7: 1601.0, 16: 6000.0})
+
+
+def cost_of(ms: dict[int, float]) -> CostModel:
+    """A target whose step of some rows takes so many ms."""
     key = SurfaceKey(
         model="m", dtype="bfloat16", device="d", engine="e", method="dspark", draft_tokens=K,
         full_ladder=(), mixed_ladder=(), drafter_ladder=(),
     )  # fmt: skip
     points = [
-        TargetPoint(kind=StepKind.EAGER, rows=rows, requests=1, context=16, ms=100.0 + 60.0 * rows)
-        for rows in (1, 16)
+        TargetPoint(kind=StepKind.EAGER, rows=rows, requests=1, context=16, ms=time)
+        for rows, time in ms.items()
     ]
     return CostModel(Surface(key=key, target=tuple(points)), REQUESTS, 16)
 
@@ -56,7 +68,11 @@ class Arrival:
 
 def drafts(rows: list[float], sampled: int = 1, verified: int = 0) -> DraftRound:
     """A round in which request r has the same confidence, rows[r], in each of its tokens."""
-    confidence = torch.tensor(rows)[:, None].repeat(1, K)
+    return round_of(torch.tensor(rows)[:, None].repeat(1, K), sampled, verified)
+
+
+def round_of(confidence: torch.Tensor, sampled: int = 1, verified: int = 0) -> DraftRound:
+    """A round of confidences [REQUESTS, K]."""
     return DraftRound(
         SLOTS,
         np.full(REQUESTS, verified),
@@ -128,6 +144,45 @@ def test_only_lane_0_waits_for_the_round_that_it_trims(lane: Lane, waits: int):
     made.sent(drafts([0.9, 0.9, 0.9]))
     decide(made)
     assert newest.arrived.waited == 1
+
+
+CONFIDENCES = st.lists(
+    st.sampled_from([0.02, 0.3, 0.6, 0.9, 0.98]), min_size=REQUESTS * K, max_size=REQUESTS * K
+).map(lambda values: torch.tensor(values).view(REQUESTS, K))
+
+
+def reached(temperature: float, first: torch.Tensor, newest: torch.Tensor, position: int) -> bool:
+    """Whether lane L0 verifies request 0's draft token at `position` of the newest round."""
+    made = planner(Lane.L0, stairs())
+    for slot in range(REQUESTS):
+        made.begin(slot, temperature, 1.0)
+    made.sent(round_of(first))
+    decide(made)
+    made.sent(round_of(newest))
+    return decide(made)[0] > position
+
+
+BEFORE = torch.full((REQUESTS, K), 0.3)
+ALONE = torch.full((REQUESTS, K), 0.02)
+ALONE[0, 0] = 0.6
+FOLLOWED = ALONE.clone()
+FOLLOWED[0, 1:] = 0.98
+
+
+@given(CONFIDENCES, CONFIDENCES, CONFIDENCES, st.integers(0, K - 2))
+@example(BEFORE, ALONE, FOLLOWED, 0)
+def test_a_sampled_token_is_verified_or_not_whatever_would_follow_it(
+    first: torch.Tensor, newest: torch.Tensor, other: torch.Tensor, position: int
+):
+    """Later confidences depend on the token: were they to decide, the samples would be biased."""
+    changed = newest.clone()
+    changed[0, position + 1 :] = other[0, position + 1 :]
+    assert reached(1.0, first, newest, position) == reached(1.0, first, changed, position)
+
+
+def test_a_greedy_token_may_be_verified_for_what_follows_it():
+    """There every choice of rows gives the same tokens, so the newest knowledge sets the budget."""
+    assert not reached(0.0, BEFORE, ALONE, 0) and reached(0.0, BEFORE, FOLLOWED, 0)
 
 
 def test_outcomes_are_counted_by_what_was_verified():

@@ -7,6 +7,12 @@ trimmed draft token looks rejected, which is what it has to do with it: nothing 
 
 Lane L0 decides with the confidences of the very drafts that it trims, and waits for the drafter
 once a step; lane L1 decides with those of the round before.
+
+Whether a sampled request's draft token is verified must not depend on which token it is, or the
+tokens that come out are no longer distributed as the target's. A later draft token's confidence
+depends on it, and through the budget every row does. So where anybody samples, lane L0 takes the
+budget from the round before too; these drafts only rank the rows, and in a ranking a later token
+never stands before an earlier one of its request.
 """
 
 from __future__ import annotations
@@ -84,10 +90,12 @@ class LengthPlanner:
         self._rounds: list[tuple[DraftRound, Ints, Ints]] = []
         self._verified = np.zeros(max_requests, dtype=np.int64)
         self._made = np.zeros(max_requests, dtype=np.int64)
+        self._samples = np.zeros(max_requests, dtype=np.bool_)
 
     def begin(self, slot: int, temperature: float, top_p: float) -> None:
         """A new request takes the request state `slot`."""
         self.ledger.begin(slot, temperature, top_p)
+        self._samples[slot] = temperature > 0
 
     def lengths(
         self, slots: Ints, drafted: Ints, rows: int, context: float, in_prompt: bool = False
@@ -97,11 +105,13 @@ class LengthPlanner:
         rows: rows of the launch without any draft token. context: mean tokens of a request.
         in_prompt: whether prompt tokens are among the rows, so that no FULL graph runs them.
         """
-        self._receive()
+        anyone_samples = bool(self._samples[slots].any())
+        self._receive(leave=1 if anyone_samples else self.lane.age)
         may_draft = np.ones(len(slots), dtype=np.bool_)
         kind = self.lane.step_kind(in_prompt)
         plan = self.controller.plan(slots, drafted, may_draft, rows, len(slots), context, kind)
         self.last_plan = plan
+        self._receive(leave=self.lane.age)
         budget = min(plan.draft_rows, int(drafted.sum()))
         return split(self.controller.memory.newest[slots], drafted, budget).astype(np.int64)
 
@@ -120,9 +130,9 @@ class LengthPlanner:
         tenants, makes = self.ledger.tenants(drafts.slots), self._made[drafts.slots]
         self._rounds.append((drafts, tenants, makes))
 
-    def _receive(self) -> None:
-        """Read the rounds that this lane may read: all that were sent, or all but the last."""
-        ready = max(len(self._rounds) - self.lane.age, 0)
+    def _receive(self, leave: int) -> None:
+        """Read the rounds that were sent, the `leave` newest excepted."""
+        ready = max(len(self._rounds) - leave, 0)
         for drafts, tenants, makes in self._rounds[:ready]:
             drafts.arrived.synchronize()
             self._learn(drafts, tenants, makes)

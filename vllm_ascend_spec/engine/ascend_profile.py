@@ -136,7 +136,7 @@ class SweepPlanner(LengthPlanner):
         self, slots: Ints, drafted: Ints, rows: int, context: float, in_prompt: bool = False
     ) -> Ints:
         """The next size of the list; all of `drafted` in a step that cannot be timed."""
-        self._receive()
+        self._receive(leave=self.lane.age)
         whole = len(slots) == rows == self.requests and bool((drafted == self.draft_tokens).all())
         if in_prompt or not whole or not self.wanted:
             return drafted

@@ -120,7 +120,7 @@ def drafts_every_other_step() -> None:
     from vllm_ascend_spec.engine.ascend_adaptive import LengthPlanner
 
     def lengths(self: Any, slots: Any, drafted: Any, *_: Any, **__: Any) -> Any:
-        self._receive()
+        self._receive(leave=self.lane.age)
         self.steps_seen = getattr(self, "steps_seen", 0) + 1
         return drafted * (self.steps_seen % 2)
 
