@@ -119,6 +119,7 @@ def test_the_users_own_limit_holds_without_a_surface():
         ({"planner": "vllm"}, {}, "no adaptive verification of its own"),
         ({}, {"stages": 2}, "--pipeline-parallel-size 2"),
         ({}, {"local_argmax": True}, "use_local_argmax_reduction"),
+        ({}, {"draft_tokens": 16}, "num_speculative_tokens of --speculative-config is 16"),
     ],
 )
 def test_what_vllm_ascend_cannot_do_is_refused(
@@ -127,11 +128,27 @@ def test_what_vllm_ascend_cannot_do_is_refused(
     config = SimpleNamespace(
         parallel_config=SimpleNamespace(pipeline_parallel_size=engine.get("stages", 1)),
         speculative_config=SimpleNamespace(
-            use_local_argmax_reduction=engine.get("local_argmax", False)
+            use_local_argmax_reduction=engine.get("local_argmax", False),
+            num_speculative_tokens=engine.get("draft_tokens", 7),
         ),
     )
     with pytest.raises(UserError, match=message):
         check_adaptive(config, Options(adaptive=True, **option))
+
+
+@pytest.mark.parametrize(("ladder", "draft_rows"), [((), 5), ((6, 16), 3), ((8, 16), 5)])
+def test_rows_that_would_find_no_graph_are_cut_to_one_that_they_fill(
+    ladder: tuple[int, ...], draft_rows: int
+):
+    """All requests that may run do, so none is left for rows of padding."""
+    made = LengthPlanner(
+        method="dspark", draft_tokens=K, max_requests=REQUESTS, max_rows=16, lane=Lane.L1,
+        cost=None, max_draft_rows=5, ladder=ladder,
+    )  # fmt: skip
+    for slot in range(REQUESTS):
+        made.begin(slot, 0.0, 1.0)
+    assert sum(decide(made)) == draft_rows
+    assert sum(made.lengths(SLOTS, EVERYONE, REQUESTS, 16.0, in_prompt=True)) == 5
 
 
 @pytest.mark.parametrize(("lane", "waits"), [(Lane.L0, 1), (Lane.L1, 0)])

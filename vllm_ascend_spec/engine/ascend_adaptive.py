@@ -33,6 +33,7 @@ from vllm_ascend_spec.budget.planner import Limits, Plan
 from vllm_ascend_spec.budget.survival import Ints, split
 from vllm_ascend_spec.engine.ascend_lanes import Lane
 from vllm_ascend_spec.engine.ledger import Arrival, DraftLedger
+from vllm_ascend_spec.graphs import acl
 
 logger = logging.getLogger("vllm.ascend_spec.adaptive")
 
@@ -59,7 +60,8 @@ class LengthPlanner:
     """Decides how many draft tokens of each request a step verifies.
 
     method: the drafting method's name, for what is believed before any data. cost: None keeps
-    every draft token, as far as max_draft_rows of a step go.
+    every draft token, as far as max_draft_rows of a step go. ladder: rows of the target's captured
+    graphs, ascending.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class LengthPlanner:
         lane: Lane,
         cost: CostModel | None,
         max_draft_rows: int | None = None,
+        ladder: Sequence[int] = (),
     ) -> None:
         # vLLM's speculators draft for the whole batch or not at all.
         limits = Limits(
@@ -84,7 +87,7 @@ class LengthPlanner:
         acceptance = confidence.cold_start(method, draft_tokens)
         self.controller = BudgetController(limits, cost, acceptance)
         self.ledger = DraftLedger(self.controller, max_requests, draft_tokens)
-        self.lane = lane
+        self.lane, self.ladder, self.max_requests = lane, ladder, max_requests
         self.draft_tokens = draft_tokens
         self.last_plan: Plan | None = None
         self._rounds: list[tuple[DraftRound, Ints, Ints]] = []
@@ -113,6 +116,9 @@ class LengthPlanner:
         self.last_plan = plan
         self._receive(leave=self.lane.age)
         budget = min(plan.draft_rows, int(drafted.sum()))
+        if not in_prompt and rows == len(slots):
+            filled = acl.rows_with_a_graph(rows + budget, rows, self.ladder, self.max_requests)
+            budget = filled - rows
         return split(self.controller.memory.newest[slots], drafted, budget).astype(np.int64)
 
     def launched(self, slots: Ints, verified: Ints) -> None:

@@ -14,13 +14,12 @@ import dataclasses
 import logging
 from typing import Any
 
-from vllm_ascend_spec.graphs.dispatcher import Batch, Capture, Dispatcher, Replay, classify
-from vllm_ascend_spec.graphs.keys import GraphKey, Kind, Phase, Role
+from vllm_ascend_spec.graphs import acl
+from vllm_ascend_spec.graphs.dispatcher import Batch, Dispatcher, Replay, classify
+from vllm_ascend_spec.graphs.keys import Phase, Role
 from vllm_ascend_spec.options import Options
 
 logger = logging.getLogger("vllm.ascend_spec.graphs")
-
-LONGEST_ROW = 16  # vllm-ascend's limit on a decoding request of captured attention
 
 
 def extend(upstream: Any) -> Any:
@@ -70,18 +69,7 @@ def _for_any_lengths(manager: Any) -> Dispatcher:
     }
     manager._capture_descs[CUDAGraphMode.FULL] = list(manager.by_rows.values())
     manager._candidates.clear()
-    return Dispatcher(
-        Role.TARGET,
-        (
-            Capture(
-                GraphKey(Role.TARGET, Kind.VERIFY, graph.num_tokens, graph.num_reqs),
-                longest=LONGEST_ROW,
-                ragged=True,
-                padding_needs_request=True,
-            )
-            for graph in manager.by_rows.values()
-        ),
-    )
+    return Dispatcher(Role.TARGET, acl.captures(manager.by_rows, manager.max_num_reqs))
 
 
 def batch_of(scheduler_output: Any, runner: Any) -> Batch:

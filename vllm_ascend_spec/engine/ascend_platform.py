@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from vllm_ascend_spec.errors import UserError
+from vllm_ascend_spec.graphs import acl
 from vllm_ascend_spec.options import Options
 
 logger = logging.getLogger("vllm.ascend_spec.ascend")
@@ -59,6 +60,13 @@ def check_adaptive(vllm_config: Any, options: Options) -> None:
         raise UserError(
             'ascend_spec.planner is "vllm", and the vLLM below this vllm-ascend has no adaptive '
             'verification of its own. Leave it at "plugin".'
+        )
+    draft_tokens = getattr(vllm_config.speculative_config, "num_speculative_tokens", 0)
+    if draft_tokens + 1 > acl.LONGEST_ROW:
+        raise UserError(
+            f"num_speculative_tokens of --speculative-config is {draft_tokens}, and attention in "
+            f"an ACL graph takes {acl.LONGEST_ROW} rows of a request. Set it to "
+            f"{acl.LONGEST_ROW - 1} or less, or ascend_spec.adaptive to false."
         )
     stages = vllm_config.parallel_config.pipeline_parallel_size
     if stages > 1:

@@ -17,8 +17,9 @@ from vllm_ascend_spec.budget import surface as surfaces
 from vllm_ascend_spec.budget.cost import CostModel
 from vllm_ascend_spec.engine import ascend_confidence, ascend_lanes
 from vllm_ascend_spec.engine.ascend_adaptive import DraftRound, LengthPlanner, slots_of, trim
-from vllm_ascend_spec.engine.ascend_graphs import LONGEST_ROW, batch_of, in_prompt
-from vllm_ascend_spec.graphs.dispatcher import Batch, Replay, padding_lengths
+from vllm_ascend_spec.engine.ascend_graphs import batch_of, in_prompt
+from vllm_ascend_spec.graphs import acl
+from vllm_ascend_spec.graphs.dispatcher import Batch
 from vllm_ascend_spec.graphs.keys import GraphKey, Kind, Role
 from vllm_ascend_spec.options import Options
 
@@ -85,9 +86,7 @@ def extend(upstream: Any) -> Any:
                 )
             requests = manager.by_rows[rows].num_reqs
             key = GraphKey(Role.TARGET, Kind.VERIFY, rows, requests)
-            padding = Replay(key, rows - int(starts[real]), requests - real)
-            lengths = padding_lengths(padding, LONGEST_ROW)
-            starts[real + 1 : requests + 1] = starts[real] + np.cumsum(lengths)
+            starts[: requests + 1] = acl.padded_starts(starts[: real + 1].tolist(), key)
             return starts, requests
 
         def postprocess_sampled(
@@ -181,6 +180,7 @@ def _planner(runner: Any, options: Options) -> LengthPlanner:
         lane=lane,
         cost=cost,
         max_draft_rows=options.max_draft_rows,
+        ladder=graph_rows(runner),
     )
 
 
