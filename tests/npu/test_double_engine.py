@@ -7,16 +7,14 @@ where they are absent. An engine takes half a minute to a minute, and each case 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from npu_double import harness
-from npu_double.cases import DRAFT_TOKENS, Ran, RunCase, case, right, went_wrong
-from npu_double.harness import Case
+from npu_double import harness, judge
+from npu_double.cases import DRAFT_TOKENS, RunCase, case, right, went_wrong
 from npu_double.record import Record
 
 WHY_NOT = harness.why_not()
@@ -40,33 +38,6 @@ SPECULATORS = {
     "dflash": "AscendDFlashSpeculator",
     "dspark": "AscendDSparkSpeculator",
 }
-
-
-@pytest.fixture(scope="session")
-def record() -> Iterator[Record]:
-    record = Record()
-    yield record
-    record.write()
-
-
-@pytest.fixture(scope="session")
-def surfaces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("surfaces")
-
-
-@pytest.fixture(scope="session")
-def run_case(tmp_path_factory: pytest.TempPathFactory) -> RunCase:
-    """Answer and judgement of a case; run once a session. No judgement where it raised."""
-    known: dict[str, Ran] = {}
-
-    def run_case(case: Case) -> Ran:
-        key = repr(case)
-        if key not in known:
-            answer = harness.run(case, tmp_path_factory.mktemp("double"))
-            known[key] = (answer, None if answer["error"] else harness.judge(case.model, answer))
-        return known[key]
-
-    return run_case
 
 
 @pytest.mark.parametrize(("target", "method"), ARMS)
@@ -113,7 +84,7 @@ def test_replayed_graphs_give_the_models_own_tokens(
     assert graphs["captures"] >= 3 and graphs["replays"] >= 10
     attention_layers = {"dense": 4, "hybrid": 1}[target]
     assert graphs["updates"] >= graphs["replays"] * min(attention_layers, 1)
-    verifying = harness.verified_lengths(answer)
+    verifying = judge.verified_lengths(answer)
     assert any(len(lengths) == 3 for lengths in verifying), "no step was padded"
 
 
@@ -124,9 +95,9 @@ def test_adaptive_tokens_are_the_models_own(
     """Lane L0: the host reads this step's confidences."""
     answer, judgement = right(run_case(case(target, method, surfaces=surfaces)))
     record.engine(f"{target}-{method} adaptive, lane L0", answer, judgement)
-    lengths = harness.verified_lengths(answer)
+    lengths = judge.verified_lengths(answer)
     assert answer["engine"]["lane"] == "L0"
-    assert harness.ragged_steps(answer) >= 5, lengths
+    assert judge.ragged_steps(answer) >= 5, lengths
     assert {1, DRAFT_TOKENS + 1} <= {length for step in lengths for length in step}
 
 
@@ -138,13 +109,11 @@ def test_requests_that_accepted_drafts_may_get_none_next(
     answer, judgement = right(run_case(turns))
     record.engine("hybrid-dspark adaptive, drafts every other step", answer, judgement)
     assert {1, DRAFT_TOKENS + 1} == {
-        n for lengths in harness.verified_lengths(answer) for n in lengths
+        n for lengths in judge.verified_lengths(answer) for n in lengths
     }
 
 
-@pytest.mark.parametrize(
-    ("target", "method"), [("dense", "dspark"), ("hybrid", "dspark"), ("hybrid", "eagle3")]
-)
+@pytest.mark.parametrize(("target", "method"), SPECULATING)
 def test_adaptive_tokens_are_the_models_own_in_graphs(
     target: str, method: str, run_case: RunCase, surfaces: Path, record: Record
 ):
@@ -152,7 +121,7 @@ def test_adaptive_tokens_are_the_models_own_in_graphs(
     answer, judgement = right(run_case(case(target, method, graphs=True, surfaces=surfaces)))
     record.engine(f"{target}-{method} adaptive, lane L1", answer, judgement)
     assert answer["engine"]["lane"] == "L1"
-    assert harness.ragged_steps(answer) >= 5
+    assert judge.ragged_steps(answer) >= 5
     if target == "dense":
         # Four attention layers a target graph, one a drafter graph: updates tell them apart.
         graphs = answer["graphs"]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from dataclasses import replace
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from npu_double import harness
-from npu_double.cases import case, right
+from npu_double import harness, judge
+from npu_double.cases import DRAFT_TOKENS, case, right
 from npu_double.harness import Call
 
 WHY_NOT = harness.why_not()
@@ -38,27 +41,58 @@ def test_confidences_reach_the_host_on_a_stream_of_their_own(tmp_path: Path):
     assert read.event == sent.event
 
 
+# Tasks of the target's graphs, and of each kind of graph that its drafter has.
+ARMS = {
+    "dense dspark adaptive": (4, [1]),
+    "hybrid mtp": (1, [1, DRAFT_TOKENS - 1]),
+}
+
+
+@pytest.fixture(scope="module", params=ARMS)
+def arm(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def calls(tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
-    """A dense target and its DSpark drafter in FULL graphs, two requests."""
-    base = case("dense", "dspark", graphs=True)
-    small = replace(base, prompts=base.prompts[:2], max_tokens=(16, 12), trace=True)
-    answer = harness.run(small, tmp_path_factory.mktemp("order"))
-    assert right((answer, harness.judge(small.model, answer)))
+def answer(arm: str, surfaces: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Target and drafter in FULL graphs; four requests that end one after another."""
+    target, method, *adaptive = arm.split()
+    base = case(target, method, graphs=True, surfaces=surfaces if adaptive else None)
+    traced = replace(base, prompts=base.prompts[:4], max_tokens=(12, 24, 20, 6), trace=True)
+    answer = harness.run(traced, tmp_path_factory.mktemp("order"))
+    return right((answer, judge.judge(traced.model, answer)))[0]
+
+
+@pytest.fixture(scope="module")
+def calls(answer: dict[str, Any]) -> list[Call]:
     return answer["calls"]
 
 
+@dataclass(frozen=True)
+class Task:
+    """Captured attention, and the event that the graph waits for before it runs."""
+
+    handle: int
+    event: int
+
+
 @pytest.fixture(scope="module")
-def captured(calls: list[Call]) -> dict[int, list[int]]:
+def captured(calls: list[Call]) -> dict[int, list[Task]]:
     """Tasks of each captured graph, in order."""
-    graphs: dict[int, list[int]] = {}
-    tasks: list[int] = []
+    graphs: dict[int, list[Task]] = {}
+    tasks: list[Task] = []
+    waits = resets = None
     for call in calls:
         if call.name == "CaptureBegin":
             tasks = []
+        elif call.name == "StreamWaitEvent":
+            waits = call.event
+        elif call.name == "ResetEvent":
+            resets = call.event
         elif call.name == "TaskGroupEnd":
+            assert waits == resets is not None, "the graph waits, and can wait again"
             assert call.event is not None
-            tasks.append(call.event)
+            tasks.append(Task(call.event, waits))
         elif call.name == "CaptureEnd":
             assert call.event is not None
             graphs[call.event] = tasks
@@ -71,23 +105,83 @@ def replays(calls: list[Call]) -> list[list[Call]]:
     return [calls[start:end] for start, end in zip(starts, [*starts[1:], len(calls)], strict=True)]
 
 
-def test_the_target_and_the_drafter_are_both_captured(captured: dict[int, list[int]]):
-    layers = sorted(len(tasks) for tasks in captured.values())
-    assert set(layers) == {1, 4}, "the drafter has one attention layer, the target four"
-    every = [task for tasks in captured.values() for task in tasks]
+Lengths = tuple[list[int], list[int]]
+
+
+@pytest.fixture(scope="module")
+def given(
+    answer: dict[str, Any], calls: list[Call], captured: dict[int, list[Task]]
+) -> list[tuple[int, list[Lengths]]]:
+    """Graph and lengths of each replay: of queries and of keys, for each of its tasks."""
+    lengths = iter(answer["updated_lengths"])
+    return [
+        (execute.event, [next(lengths) for _ in captured[execute.event]])
+        for execute, *_ in replays(calls)
+    ]
+
+
+def test_the_target_and_the_drafter_are_both_captured(arm: str, captured: dict[int, list[Task]]):
+    layers = Counter(len(tasks) for tasks in captured.values())
+    target, drafter = ARMS[arm]
+    # One, two and four requests of each; a drafting loop has its whole step in a graph.
+    assert layers == sum((Counter({kind: 3}) for kind in (target, *drafter)), Counter())
+    every = [task.handle for tasks in captured.values() for task in tasks]
     assert len(every) == len(set(every))
 
 
 def test_each_replay_is_updated_task_by_task_and_only_its_own(
-    calls: list[Call], captured: dict[int, list[int]]
+    calls: list[Call], captured: dict[int, list[Task]]
 ):
-    seen = set()
     for execute, *after in replays(calls):
         assert execute.event is not None
         updated = [call.event for call in after if call.name == "TaskUpdateBegin"]
-        assert updated == captured[execute.event]
-        seen.add(len(updated))
-    assert seen == {1, 4}, "both roles replay"
+        assert updated == [task.handle for task in captured[execute.event]]
+
+
+def test_each_task_is_let_go_on_after_its_update(
+    calls: list[Call], captured: dict[int, list[Task]]
+):
+    waited_for = {task.handle: task.event for tasks in captured.values() for task in tasks}
+    for index, call in enumerate(calls):
+        if call.name == "TaskUpdateBegin":
+            ends, lets_go = calls[index + 1 : index + 3]
+            assert names([ends, lets_go]) == ["TaskUpdateEnd", "RecordEvent"]
+            assert lets_go.event == waited_for[call.event] and lets_go.stream == call.stream
+
+
+def test_every_captured_graph_replays_with_other_lengths(
+    captured: dict[int, list[Task]], given: list[tuple[int, list[Lengths]]]
+):
+    seen: dict[int, set[str]] = defaultdict(set)
+    for graph, lengths in given:
+        seen[graph].add(repr([keys for _, keys in lengths]))
+    assert seen.keys() == captured.keys()
+    assert all(len(lengths) >= 2 for lengths in seen.values()), seen
+
+
+def test_the_targets_lengths_are_those_of_its_step(
+    arm: str, answer: dict[str, Any], given: list[tuple[int, list[Lengths]]]
+):
+    layers, drafter = ARMS[arm]
+    if layers in drafter:
+        pytest.skip("the drafter has graphs of as many tasks")
+    steps = iter(step for step in answer["steps"] if not any(step["prefill"]))
+    ragged = 0
+    for lengths in (lengths for _, lengths in given if len(lengths) == layers):
+        assert all(other == lengths[0] for other in lengths), "all layers are told the same"
+        queries, keys = lengths[0]
+        # A step without a graph has no replay; the others come in their order.
+        step = next(s for s in steps if _launched(s, queries, keys))
+        ragged += len(set(step["rows"])) > 1
+        real = len(step["rows"])
+        assert all(length == 0 for length in keys[real:]), "padding attends to nothing"
+    assert ragged >= 3
+
+
+def _launched(step: dict[str, Any], queries: list[int], keys: list[int]) -> bool:
+    real = len(step["rows"])
+    starts = list(itertools.accumulate(step["rows"]))
+    return starts == queries[:real] and step["host_lengths"] == keys[:real]
 
 
 def test_an_update_ends_before_the_next_begins_on_one_stream(calls: list[Call]):

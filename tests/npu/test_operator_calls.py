@@ -55,21 +55,29 @@ def package_names() -> tuple[str, ...]:
 
 @cache
 def seen() -> dict[str, Any]:
+    names = Path(tempfile.gettempdir(), f"vllm_ascend_spec_names_{os.getpid()}.json")
+    names.write_text(json.dumps(package_names()))
+    try:
+        return with_torch_npu(str(HERE / "meta_calls.py"), str(names))
+    finally:
+        names.unlink()
+
+
+def with_torch_npu(*arguments: str, **variables: str) -> dict[str, Any]:
+    """What a child with the real torch_npu over the fake AscendCL prints, as JSON."""
     python, libraries = environment() / "bin/python", environment() / "fakeacl"
     if not (libraries / "libascendcl.so").exists():
         pytest.skip(f"no torch_npu in {environment()}: run `tools/npu_env.sh double`")
-    variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TORCH"))}
-    variables |= {
-        "PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(libraries),
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TORCH"))}
+    own = {
+        "PYTHONPATH": f"{ROOT}:{HERE}", "LD_LIBRARY_PATH": str(libraries),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "TASK_QUEUE_ENABLE": "0",  # calls are made where they are seen, not by another thread
     }  # fmt: skip
-    names = Path(tempfile.gettempdir(), f"vllm_ascend_spec_names_{os.getpid()}.json")
-    names.write_text(json.dumps(package_names()))
     run = subprocess.run(
-        [str(python), str(HERE / "meta_calls.py"), str(names)],
-        capture_output=True, text=True, timeout=300, env=variables,
+        [str(python), *arguments],
+        capture_output=True, text=True, timeout=300, env=inherited | own | variables,
     )  # fmt: skip
-    names.unlink()
     assert run.returncode == 0, run.stderr[-3000:]
     return json.loads(run.stdout[run.stdout.index("{") :])
 
@@ -84,6 +92,18 @@ def test_attention_takes_the_arguments(case: str) -> None:
 def test_the_library_itself_accepts_what_the_builder_refuses() -> None:
     """Why the builder checks: lengths that do not cover the rows, heads that do not divide."""
     assert seen()["cases"]["accepted though wrong"]["shape"] == [11, 8, 128]
+
+
+def test_lengths_on_the_device_are_waited_for_one_by_one(tmp_path: Path) -> None:
+    """Why there is no lane L2: attention takes a device tensor, and then waits for every element.
+
+    Two requests, so four lengths; lists on the host cost nothing.
+    """
+    trace = str(tmp_path / "calls.txt")
+    found = with_torch_npu("-m", "npu_double.device_lengths", FAKE_ACL_TRACE=trace)
+    assert len(found) == 2
+    for operator, calls in found.items():
+        assert calls == {"host": [], "device": ["SynchronizeStream"] * 4}, operator
 
 
 def test_every_name_that_the_package_uses_exists() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from npu_double import harness
+from npu_double import harness, judge
 from npu_double.cases import case
 
 from tests.patch_tree import apply_series, as_user, export_series, git
@@ -104,7 +104,7 @@ def test_the_series_mends_what_stops_a_hybrid_model(
     folder.mkdir()
     answer = harness.run(case, folder)
     assert answer["error"] is None, answer["error"]["traceback"][-3000:]
-    assert harness.judge(model, answer).right
+    assert judge.judge(model, answer).right
 
 
 @pytest.mark.parametrize(("target", "method"), [("dense", "dspark"), ("hybrid", "eagle3")])
@@ -119,7 +119,7 @@ def test_graphs_keyed_by_the_series_replay_with_right_tokens(
     answer = harness.run(small, folder)
     assert answer["error"] is None, answer["error"]["traceback"][-3000:]
     assert answer["graphs"]["replays"] > 0 and answer["graphs"]["updates"] > 0
-    assert harness.judge(small.model, answer).right
+    assert judge.judge(small.model, answer).right
 
 
 def _lowerable(source: Path, target: Path, kernel: str) -> None:

@@ -32,7 +32,7 @@ OLD = Features(missing_update_api=("graph_task_update_begin",), missing_device_l
         (TODAY, False, Lane.L0, "captures no FULL graphs"),
         (OLD, True, Lane.L0, "no graph_task_update_begin"),
         (OLD, False, Lane.L0, "captures no FULL graphs"),
-        (ALL, True, Lane.L2, "from the device"),
+        (ALL, True, Lane.L1, "lane L2 is refused: torch_npu has npu_fused_infer_attention"),
         (ALL, False, Lane.L0, "captures no FULL graphs"),
     ],
 )

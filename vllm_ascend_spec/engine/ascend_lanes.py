@@ -8,7 +8,9 @@ L0  no FULL graph. The host reads this step's confidences, decides and launches:
 L1  FULL graphs. The host decides with confidences that are one step old, so it waits for nothing,
     and hands the lists to each captured attention by graph task update.
 L2  lengths stay on the device: an attention operator takes them as tensors. No release of
-    torch_npu has one; open pull requests of vllm-ascend would add it (#15215, #15336).
+    torch_npu has one; open pull requests of vllm-ascend would add it (#15215, #15336). Refused:
+    the operators of today take a device tensor too, and wait for the stream once for each of its
+    elements, which is L0 with more waits (`tests/npu/test_operator_calls.py`).
 """
 
 from __future__ import annotations
@@ -87,7 +89,12 @@ def choose(features: Features, graphs: bool | None = None) -> Choice:
     if features.missing_device_lengths:
         missing = ", ".join(features.missing_device_lengths)
         return Choice(Lane.L1, f"attention takes lengths from the host: no operator {missing}")
-    return Choice(Lane.L2, "an attention operator takes lengths from the device")
+    operators = ", ".join(_DEVICE_LENGTHS)
+    return Choice(
+        Lane.L1,
+        f"lane L2 is refused: torch_npu has {operators}, which no vllm-ascend calls that this "
+        "plugin was checked against",
+    )
 
 
 def priced(surface: Surface, lane: Lane) -> Surface:

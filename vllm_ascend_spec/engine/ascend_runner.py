@@ -159,9 +159,8 @@ def _trimmed(runner: Any, planner: LengthPlanner, scheduler_output: Any) -> Any:
 def _planner(runner: Any, options: Options) -> LengthPlanner:
     config = runner.vllm_config
     max_rows = config.scheduler_config.max_num_batched_tokens
-    choice = ascend_lanes.choose(ascend_lanes.probe(), ascend_lanes.asks_for_graphs(config))
-    # L2 needs an operator that no release has; its decisions are made as in L1.
-    lane = ascend_lanes.Lane.L0 if choice.lane is ascend_lanes.Lane.L0 else ascend_lanes.Lane.L1
+    graphs = ascend_lanes.asks_for_graphs(config)
+    lane = ascend_lanes.choose(ascend_lanes.probe(), graphs).lane
     cost = None
     if options.cost_surface is None:
         logger.warning(

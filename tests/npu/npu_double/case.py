@@ -61,10 +61,12 @@ def _run(request: dict[str, Any], double: NpuDouble) -> dict[str, Any]:
         double.calls.clear()
         captures = double.graphs.counts["captures"]
         double.graphs.counts.clear()
+        double.graphs.lengths.clear()
         outputs = _generate(llm, request)
         return {
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "prompts": [list(output.prompt_token_ids) for output in outputs],
+            "limits": [limit for _ in range(request["rounds"]) for limit in _limits(request)],
             "cached_tokens": [output.num_cached_tokens or 0 for output in outputs],
             "engine": _describe(llm),
             "counters": _counters(llm),
@@ -72,6 +74,7 @@ def _run(request: dict[str, Any], double: NpuDouble) -> dict[str, Any]:
             "operators": {k: n for k, n in double.calls.items() if not k.startswith("aten")},
             "missing": sorted(double.missing),
             "graphs": {"captures": captures, **double.graphs.counts},
+            "updated_lengths": double.graphs.lengths,
             "waiting": double.graphs.waiting(),
             "replacements": observe.replacements(),
         }
@@ -90,8 +93,7 @@ def _engine(request: dict[str, Any]) -> Any:
 def _generate(llm: Any, request: dict[str, Any]) -> list[Any]:
     from vllm import SamplingParams, TokensPrompt
 
-    tokenizer = llm.get_tokenizer()
-    cuts, limits = request["prompt_tokens"], request["max_tokens"]
+    tokenizer, cuts = llm.get_tokenizer(), request["prompt_tokens"]
     prompts = [
         TokensPrompt(prompt_token_ids=tokenizer.encode(text)[: cuts[position % len(cuts)]])
         for position, text in enumerate(request["prompts"])
@@ -101,14 +103,19 @@ def _generate(llm: Any, request: dict[str, Any]) -> list[Any]:
     for turn in range(request["rounds"]):
         sampling = [
             SamplingParams(
-                max_tokens=limits[position % len(limits)],
+                max_tokens=limit,
                 seed=turn * len(prompts) + position,
                 **(greedy | request["sampling"]),
             )
-            for position in range(len(prompts))
+            for position, limit in enumerate(_limits(request))
         ]
         outputs += llm.generate(prompts, sampling, use_tqdm=False)
     return outputs
+
+
+def _limits(request: dict[str, Any]) -> list[int]:
+    limits = request["max_tokens"]
+    return [limits[position % len(limits)] for position in range(len(request["prompts"]))]
 
 
 def _runner(llm: Any) -> Any:
@@ -125,6 +132,7 @@ def _describe(llm: Any) -> dict[str, Any]:
         "runner": _name(type(runner)),
         "runner_bases": [_name(base) for base in type(runner).__mro__],
         "lane": _lane(runner),
+        "ranks": config.parallel_config.world_size,
         "speculator": _name(type(runner.speculator)) if runner.speculator else None,
         "backends": sorted({_name(group.backend) for group in groups}),
         "builders": sorted({_name(type(group.get_metadata_builder(0))) for group in groups}),

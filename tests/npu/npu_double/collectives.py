@@ -17,6 +17,8 @@ from torch import Tensor
 from .device import host_alias
 from .graphs import Graphs
 
+PATIENCE = timedelta(minutes=2)  # with ranks that never come
+
 
 def install(graphs: Graphs) -> None:
     """Take torch_npu's place behind the backend's name; torch_npu must have been imported."""
@@ -34,7 +36,7 @@ class HostGroup(dist.ProcessGroup):
         self, store: Any, rank: int, size: int, timeout: timedelta, graphs: Graphs
     ) -> None:
         super().__init__(rank, size)
-        self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self._gloo = dist.ProcessGroupGloo(store, rank, size, min(timeout, PATIENCE))
         self._graphs = graphs
 
     def allreduce(self, tensors: list[Tensor], options: Any = None) -> Any:

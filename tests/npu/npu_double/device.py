@@ -153,7 +153,9 @@ class NpuDouble(TorchDispatchMode):
             if name not in _values_stay:
                 self.missing.add(func.name())
             return result
-        if not self.graphs.updating:
+        if self.graphs.updating:
+            self.graphs.note_lengths(kwargs)
+        else:
             host = tree_map(host_alias, (args, kwargs))
             values = reference(*host[0], **host[1])
             if name in _computes:

@@ -52,10 +52,15 @@ class Tape:
 
 
 class Graphs:
-    """The tapes of a process. counts: captures, replays and updates seen."""
+    """The tapes of a process.
+
+    counts: captures, replays and updates seen. lengths: those that each update gave attention, of
+    queries (cumulative) and of keys, in the order of the updates.
+    """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.lengths: list[tuple[list[int], list[int]]] = []
         self._tapes: dict[int, tuple[Any, Tape]] = {}  # the graph is kept: ids are used again
         self._tasks: dict[int, tuple[Any, Task]] = {}
         self._set: set[int] = set()
@@ -86,6 +91,11 @@ class Graphs:
             self._group.again.append(again)
         elif self._tape is not None:
             self._tape.entries.append(again)
+
+    def note_lengths(self, arguments: dict[str, Any]) -> None:
+        """What attention is told in an update."""
+        queries, keys = arguments["actual_seq_lengths"], arguments["actual_seq_lengths_kv"]
+        self.lengths.append((list(queries), list(keys)))
 
     def install(self) -> None:
         """Follow torch_npu's graphs, task groups and external events."""

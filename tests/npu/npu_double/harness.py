@@ -1,4 +1,4 @@
-"""Runs cases on the double in processes of their own; judges tokens by the model's own logits."""
+"""Runs cases on the double in processes of their own."""
 
 from __future__ import annotations
 
@@ -10,19 +10,14 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import tomllib
-import torch
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 TIMEOUT_S = 600
-# A token whose logit is this close to the best one is rounding: bfloat16 logits of the zoo's size
-# lie up to 0.125 apart.
-NEAR_TIE = 0.25
 SOURCE_VERSION = "0+source"  # a tree on the path has no version of its own
 KNOWN_SOURCES = {"c961b427ebdb8e44": "182b75e"}
 
@@ -267,55 +262,6 @@ def _write_metadata(site: Path, name: str, version: str, points: dict[str, dict[
     (folder / "entry_points.txt").write_text("\n".join([*lines, ""]))
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """Generated tokens against the model's own logits, teacher-forced.
-
-    gaps: for each token how far its logit lies below the best one; 0 where it is the best.
-    """
-
-    gaps: tuple[float, ...]
-
-    @property
-    def not_best(self) -> int:
-        return sum(gap > 0 for gap in self.gaps)
-
-    @property
-    def worst(self) -> float:
-        return max(self.gaps)
-
-    @property
-    def right(self) -> bool:
-        return self.worst <= NEAR_TIE
-
-
-def judge(model: str, answer: dict[str, Any]) -> Judgement:
-    """Compare with Hugging Face's implementation in float32, given the tokens so far."""
-    gaps: list[float] = []
-    reference = _reference(model)
-    for prompt, tokens in zip(answer["prompts"], answer["tokens"], strict=True):
-        with torch.inference_mode():
-            logits = reference(torch.tensor([prompt + tokens])).logits[0].float()
-        rows = logits[len(prompt) - 1 : -1]
-        chosen = rows.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-        gaps += (rows.max(-1).values - chosen).tolist()
-    return Judgement(tuple(gaps))
-
-
-def verified_lengths(answer: dict[str, Any]) -> list[list[int]]:
-    """Rows of the requests that verify, for each step in which any does."""
-    steps = (
-        [rows for rows, prefill in zip(step["rows"], step["prefill"], strict=True) if not prefill]
-        for step in answer["steps"]
-    )
-    return [lengths for lengths in steps if lengths]
-
-
-def ragged_steps(answer: dict[str, Any]) -> int:
-    """Steps in which requests verify different numbers of rows."""
-    return sum(len(set(lengths)) > 1 for lengths in verified_lengths(answer))
-
-
 def double_versions() -> dict[str, str]:
     """What runs on the double: versions of its packages, and which source of vllm-ascend."""
     code = (
@@ -337,13 +283,6 @@ def _source_version() -> str:
         digest.update(path.read_bytes())
     found = digest.hexdigest()[:16]
     return KNOWN_SOURCES.get(found, f"sha256 {found}")
-
-
-@cache
-def _reference(model: str) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
 
 
 if __name__ == "__main__":

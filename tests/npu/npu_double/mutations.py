@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 
@@ -125,3 +126,54 @@ def drafts_every_other_step() -> None:
         return drafted * (self.steps_seen % 2)
 
     LengthPlanner.lengths = lengths
+
+
+def ranks_decide_apart() -> None:
+    """Every rank but the first verifies one draft token less."""
+    import os
+
+    from vllm_ascend_spec.engine.ascend_adaptive import LengthPlanner
+
+    right = LengthPlanner.lengths
+
+    def wrong(self: Any, *args: Any, **named: Any) -> Any:
+        lengths = right(self, *args, **named)
+        if os.environ["RANK"] != "0" and lengths.any():
+            lengths[lengths.argmax()] -= 1
+        return lengths
+
+    LengthPlanner.lengths = wrong
+
+
+def sampling_is_greedy() -> None:
+    """Make the best token all but certain, whatever temperature was asked for."""
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+
+    right = Sampler.apply_sampling_params
+
+    def wrong(self: Any, *args: Any, **named: Any) -> Any:
+        return right(self, *args, **named) * 100.0
+
+    Sampler.apply_sampling_params = wrong
+
+
+def every_draft_token_is_accepted() -> None:
+    """Emit what was drafted, without asking how likely the target finds it."""
+    from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+
+    right = RejectionSampler._verify
+
+    def wrong(self: Any, logits: Any, draft_logits: Any, draft_sampled: Any, pos: Any,
+              cu_num_logits: Any, *rest: Any) -> Any:  # fmt: skip
+        processed, sampled, count = right(
+            self, logits, draft_logits, draft_sampled, pos, cu_num_logits, *rest
+        )
+        for row, (begin, end) in enumerate(pairwise(cu_num_logits.tolist())):
+            drafted = end - begin - 1
+            if drafted:
+                sampled[row, :drafted] = draft_sampled[begin + 1 : end]
+                sampled[row, drafted] = processed[end - 1].argmax()
+                count[row] = drafted + 1
+        return processed, sampled, count
+
+    RejectionSampler._verify = wrong

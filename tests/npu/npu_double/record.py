@@ -10,7 +10,8 @@ from typing import Any
 
 from benchmarks.results import RESULTS, Result, Row, versions
 
-from .harness import NEAR_TIE, Judgement, double_versions, ragged_steps
+from .harness import double_versions
+from .judge import NEAR_TIE, Judgement, Surprise, ragged_steps
 
 _NOTES = (
     "vllm-ascend's own platform, worker, Model Runner V2, attention and GDN backends on a fake "
@@ -41,6 +42,15 @@ class Record:
         for name in ("captures", "replays", "updates"):
             if answer["graphs"].get(name):
                 self._add(case, f"graph {name}", answer["graphs"][name], "graphs")
+
+    def sampled(self, case: str, answer: dict[str, Any], found: Surprise) -> None:
+        """Sampled tokens of one engine against the model's own distribution."""
+        off = round(abs(found.deviations), 3)
+        self._add(case, "tokens", found.tokens, "tokens")
+        self._add(case, "tokens outside the nucleus", found.outside, "tokens", 0)
+        self._add(case, "log-probability off its expectation", off, "deviations", 4.0)
+        self._add(case, "accepted tokens", answer["counters"]["accepted_tokens"], "tokens")
+        self._add(case, "ragged steps", ragged_steps(answer), "steps")
 
     def fault(self, case: str, seen: bool) -> None:
         """Whether a fault put in on purpose changed what it must change."""
