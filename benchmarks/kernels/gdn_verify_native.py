@@ -81,7 +81,7 @@ def measure(state: torch.dtype, rows: int, options: Any) -> Iterator[dict[str, A
         calls = packed_decode_calls(problem) if rows == 1 else problem.vllm_calls()
         theirs = _measure.time_calls(calls, options.repeats).us
         yield row(f"{name} vLLM's", "time", theirs, "us", better="lower")
-    default = native.default_config(rows, torch.device("cuda"), state)
+    default = native.default_config(rows, torch.device("cuda"))
     others = [config for config in CONFIGS[state] if config != default]
     for config in [default, *(others if options.tune else [])]:
         if not right(state, config):

@@ -16,10 +16,28 @@ from .triton_system import inverse_norm, log_decay_of, sigmoid_of
 
 
 @triton.jit
-def unit_row(row_ptr, factor):
+def unit(row, factor):
     """fp32 [1, DK]: a row over its norm, times factor."""
-    row = tl.load(row_ptr)[None, :].to(tl.float32)
-    return row * (inverse_norm(row) * factor)[:, None]
+    wide = row[None, :].to(tl.float32)
+    return wide * (inverse_norm(wide) * factor)[:, None]
+
+
+@triton.jit
+def load_row(
+    q_ptr, k_ptr, v_ptr, a_ptr, b_ptr, column_ptr, q_row, k_row, v_row, gate_row, column_stride,
+    row, t, key_at, value_at, head,
+):  # fmt: skip
+    """What one token needs, as it lies in memory: q, k, v, a, b, and its state's slot."""
+    q = tl.load(q_ptr + row * q_row + key_at)
+    k = tl.load(k_ptr + row * k_row + key_at)
+    v = tl.load(v_ptr + row * v_row + value_at)
+    # ascend: two gates and one slot number a row, beside BV * DK numbers of a state
+    a = tl.load(a_ptr + row * gate_row + head)
+    # ascend: as above
+    b = tl.load(b_ptr + row * gate_row + head)
+    # ascend: as above
+    column = tl.load(column_ptr + t * column_stride)
+    return q, k, v, a, b, column
 
 
 @triton.jit
@@ -52,6 +70,7 @@ def native_rows_kernel(
     DK: tl.constexpr,
     DV: tl.constexpr,
     BV: tl.constexpr,
+    ONE_COLUMN: tl.constexpr,
 ):
     """Grid: any size up to num_requests * HV * DV / BV; programs stride over (request, head, tile).
 
@@ -67,34 +86,44 @@ def native_rows_kernel(
         num_rows = (tl.load(query_start_loc_ptr + request + 1) - begin).to(tl.int32)
         accepted = tl.load(accepted_ptr + request).to(tl.int32)
         columns_at = indices_ptr + request * indices_row
-        last = tl.minimum(accepted, num_columns) - 1
-        slot = tl.load(columns_at + last * indices_column, mask=accepted > 0, other=0).to(tl.int64)
+        if ONE_COLUMN:  # the slot does not wait for the count
+            slot = tl.load(columns_at).to(tl.int64)
+            slot = tl.where(accepted > 0, slot, 0)
+        else:
+            last = tl.minimum(accepted, num_columns) - 1
+            slot = tl.load(columns_at + last * indices_column, mask=accepted > 0, other=0)
+            slot = slot.to(tl.int64)
         if (slot > 0) & (num_rows > 0):
             state_at = head * (DV * DK) + value[:, None] * DK + channel[None, :]
             state = tl.load(state_ptr + slot * state_slot + state_at).to(tl.float32)
+            key_at = (head // (HV // HK)) * DK + channel
+            value_at = head * DV + value
+            next_q, next_k, next_v, next_a, next_b, next_column = load_row(
+                q_ptr, k_ptr, v_ptr, a_ptr, b_ptr, columns_at, q_row, k_row, v_row, gate_row,
+                indices_column, begin, 0, key_at, value_at, head,
+            )  # fmt: skip
             A_log = tl.load(A_log_ptr + head).to(tl.float32)
             dt_bias = tl.load(dt_bias_ptr + head).to(tl.float32)
-            key_at = (head // (HV // HK)) * DK + channel
             for t in range(0, num_rows):
-                row = begin + t
-                key = unit_row(k_ptr + row * k_row + key_at, 1.0)
-                query = unit_row(q_ptr + row * q_row + key_at, scale)
-                v = tl.load(v_ptr + row * v_row + head * DV + value).to(tl.float32)
-                # ascend: two gates and one slot number a row, beside BV * DK numbers of a state
-                a = tl.load(a_ptr + row * gate_row + head).to(tl.float32)
-                # ascend: as above
-                b = tl.load(b_ptr + row * gate_row + head).to(tl.float32)
-                # ascend: as above
-                column = tl.load(columns_at + t * indices_column).to(tl.int64)
-                state *= tl.exp(log_decay_of(a, dt_bias, A_log))
-                update = sigmoid_of(b) * (v - tl.sum(state * key, axis=1))
+                q, k, v, a, b, column = next_q, next_k, next_v, next_a, next_b, next_column
+                if not ONE_COLUMN:  # and so perhaps more rows: ask before this row's sums
+                    following = tl.minimum(t + 1, num_rows - 1)
+                    next_q, next_k, next_v, next_a, next_b, next_column = load_row(
+                        q_ptr, k_ptr, v_ptr, a_ptr, b_ptr, columns_at, q_row, k_row, v_row,
+                        gate_row, indices_column, begin + following, following, key_at, value_at,
+                        head,
+                    )  # fmt: skip
+                key, query = unit(k, 1.0), unit(q, scale)
+                state *= tl.exp(log_decay_of(a.to(tl.float32), dt_bias, A_log))
+                update = sigmoid_of(b.to(tl.float32))
+                update *= v.to(tl.float32) - tl.sum(state * key, axis=1)
                 state += update[:, None] * key
                 z = tl.sum(state * query, axis=1)
-                out_at = row * out_row + head * DV + value
+                out_at = (begin + t) * out_row + value_at
                 tl.store(out_ptr + out_at, z.to(out_ptr.dtype.element_ty))
                 if column > 0:
                     tl.store(
-                        state_ptr + column * state_slot + state_at,
+                        state_ptr + column.to(tl.int64) * state_slot + state_at,
                         state.to(state_ptr.dtype.element_ty),
                     )
 

@@ -48,7 +48,7 @@ class Run:
 
     def step(self, rows: list[int], accepted: list[int]) -> None:
         """One step of every request; the padding entries have rows, too."""
-        lengths = [rows[0], 2, rows[1], rows[2], 1]
+        lengths = [rows[0], min(2, self.columns), rows[1], rows[2], 1]
         starts = torch.tensor([0, *lengths]).cumsum(0)
         tokens = int(starts[-1]) + 2
         starts = starts.to(torch.int32).to(self.device)
@@ -126,10 +126,23 @@ def test_sixteen_rows_then_one_after_any_acceptance(
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_nothing_accepted_touches_nothing(
+def test_one_column_is_the_start_and_the_end(
     config: native.NativeConfig | native.RowConfig, device: torch.device
 ) -> None:
-    run = Run((1, 2), 8, torch.bfloat16, 6, device)
+    """Plain decoding, where the pool has a state a request."""
+    for dtype in DTYPES:
+        run = Run((2, 4), 1, dtype, 8, device, config)
+        for rows in ([1, 1, 1], [1, 0, 1], [0, 1, 1]):
+            run.step(rows, [1, 1, 1])
+        run.finish()
+
+
+@pytest.mark.parametrize("columns", [8, 1])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_nothing_accepted_touches_nothing(
+    config: native.NativeConfig | native.RowConfig, columns: int, device: torch.device
+) -> None:
+    run = Run((1, 2), columns, torch.bfloat16, 6, device)
     run.accepted.zero_()
     before = run.states.clone()
     one = torch.ones(5, 1, 32, dtype=torch.bfloat16, device=device)
@@ -138,7 +151,7 @@ def test_nothing_accepted_touches_nothing(
     native.gdn_verify(
         one, one, one.expand(5, 2, 32).contiguous(), gates, gates, run.A_log, run.dt_bias,
         run.states, torch.arange(6, dtype=torch.int32, device=device), run.indices, run.accepted,
-        out, config=config,
+        out, columns, config=config,
     )  # fmt: skip
     assert bool((out == POISON).all()) and torch.equal(run.states, before)
 
@@ -159,5 +172,9 @@ def test_fp32_tiles_that_were_wrong_once_are_refused_on_cuda() -> None:
         native.check_config(wide, torch.float32, cuda)
     native.check_config(wide, torch.bfloat16, cuda)
     native.check_config(wide, torch.float32, torch.device("cpu"))
-    native.check_config(native.default_config(8, cuda, torch.float32), torch.float32, cuda)
-    native.check_config(native.default_config(16, cuda, torch.float32), torch.float32, cuda)
+    native.check_config(native.NativeConfig(block_v=32), torch.float32, cuda)
+
+
+def test_cuda_takes_the_rows_in_turn_and_others_their_matrix_unit() -> None:
+    assert isinstance(native.default_config(8, torch.device("cuda")), native.RowConfig)
+    assert isinstance(native.default_config(8, torch.device("cpu")), native.NativeConfig)
