@@ -17,8 +17,9 @@ from __future__ import annotations
 import torch
 
 MAX_VOCABULARY = 1 << 24
-# Below every logit that counts: finite, so that "nothing seen yet" minus itself is not NaN.
-FLOOR = -3.0e38
+# Below every logit that counts: finite, also over a temperature, so that "nothing seen yet" minus
+# itself is not NaN.
+FLOOR = -1.0e30
 
 
 def check_d2t(d2t: torch.Tensor | None, draft_vocabulary: int, target_vocabulary: int) -> None:

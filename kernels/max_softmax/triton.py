@@ -1,10 +1,11 @@
 """`max_softmax` for CUDA and Ascend: logits are read once, nothing of size [N, V] is written.
 
 A program walks one segment of one row. Every lane keeps its own running maximum and sum, so a step
-has no exchange between lanes, and four tiles share one rescaling of the sum: 1.25 exponentials a
-logit. The argmax costs one comparison a lane and step: a lane notes the step in
-which its maximum last rose, and at the end only the earliest winning step is read again to find the
-id. A second small launch folds the segments of a row, as it folds the shards of a parallel group.
+has no exchange between lanes, and four tiles share one rescaling of the sum: 1.25 exponentials and
+8 instructions a logit on sm_90, of which the exponentials bind first. The argmax costs one
+comparison a lane and step: a lane notes the step in which its maximum last rose, and at the end
+only the earliest winning step is read again to find the id. A second small launch folds the
+segments of a row, as it folds the shards of a parallel group.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _GROUP = tl.constexpr(GROUP)
 _NO_ID = tl.constexpr(3.0e38)
 _FLOOR = tl.constexpr(FLOOR)
 _LOG2_E = tl.constexpr(1.4426950408889634)
+_TO_WHOLE = tl.constexpr(12582912.0)  # 1.5 * 2**23, added and taken away: rounds to whole numbers
 
 
 @triton.jit
@@ -62,20 +64,26 @@ def _top(z0, z1, z2, z3):
 
 
 @triton.jit
-def _sum(z0, z1, z2, z3, top, scale):
-    total = tl.exp2((z0.to(tl.float32) - top) * scale) + tl.exp2((z1.to(tl.float32) - top) * scale)
-    total += tl.exp2((z2.to(tl.float32) - top) * scale)
-    return total + tl.exp2((z3.to(tl.float32) - top) * scale)
+def _sum(z0, z1, z2, z3, shift, scale):
+    """Of 2 ** (z scale - shift)."""
+    total = tl.exp2(z0.to(tl.float32) * scale - shift) + tl.exp2(z1.to(tl.float32) * scale - shift)
+    total += tl.exp2(z2.to(tl.float32) * scale - shift)
+    return total + tl.exp2(z3.to(tl.float32) * scale - shift)
 
 
 @triton.jit
-def _absorb(z0, z1, z2, z3, step, best, total, found, scale):
-    """Fold four tiles into each lane's maximum, sum and step of the maximum."""
+def _absorb(z0, z1, z2, z3, step, best, shift, total, found, scale):
+    """Fold four tiles into each lane's maximum, shift, sum and step of the maximum.
+
+    A lane's sum is over 2 ** shift, a whole number near its maximum: moving the sum to another
+    shift is exact, and a term costs one multiply-add beside its exponential.
+    """
     top = _top(z0, z1, z2, z3)
     found = tl.where(top > best, step, found)  # strictly: the earliest of equals stays
     top = tl.maximum(best, top)
-    total = total * tl.exp2((best - top) * scale) + _sum(z0, z1, z2, z3, top, scale)
-    return top, total, found
+    new_shift = (top * scale + _TO_WHOLE) - _TO_WHOLE
+    total = total * tl.exp2(shift - new_shift) + _sum(z0, z1, z2, z3, new_shift, scale)
+    return top, new_shift, total, found
 
 
 @triton.jit
@@ -111,6 +119,7 @@ def _partials(
             scale = _scale(tl.load(temperature + row).to(tl.float32))
 
         best = tl.full([BLOCK], _FLOOR, tl.float32)
+        shift = (best * scale + _TO_WHOLE) - _TO_WHOLE
         total = tl.zeros([BLOCK], tl.float32)
         found = tl.zeros([BLOCK], tl.int32)
         steps = (end - start) // (_GROUP * BLOCK)
@@ -124,17 +133,21 @@ def _partials(
                 n0, n1, n2, n3 = _four(base, following, steps - 1 - step, BLOCK, False)
             else:
                 z0, z1, z2, z3 = _four(base, column, 1, BLOCK, False)
-            best, total, found = _absorb(z0, z1, z2, z3, step, best, total, found, scale)
+            best, shift, total, found = _absorb(
+                z0, z1, z2, z3, step, best, shift, total, found, scale
+            )
         if start + steps * (_GROUP * BLOCK) < end:
             column = start + steps * (_GROUP * BLOCK) + lane
             z0, z1, z2, z3 = _four(base, column, end, BLOCK, True)
-            best, total, found = _absorb(z0, z1, z2, z3, steps, best, total, found, scale)
+            best, shift, total, found = _absorb(
+                z0, z1, z2, z3, steps, best, shift, total, found, scale
+            )
         top = tl.max(best, axis=0)
         column = _first_column(base, start, end, top, best, found, BLOCK)
         at = out + index * 3 * rows + row
         # ascend: three scalars a segment of thousands of logits
         tl.store(at, top)
-        tl.store(at + rows, tl.sum(total * tl.exp2((best - top) * scale), axis=0))
+        tl.store(at + rows, tl.sum(total * tl.exp2(shift - top * scale), axis=0))
         tl.store(at + 2 * rows, column + first_id)
 
 
@@ -169,7 +182,8 @@ def _combine(
         else:
             # the comparisons are false for NaN
             usable = (top > _FLOOR) & (top < -_FLOOR) & (total > 0.0)
-            tl.store(confidence + row, tl.where(usable, 1.0 / total, 0.0), mask=live)
+            chance = tl.minimum(1.0 / total, 1.0)  # a sum that rounding left below 1
+            tl.store(confidence + row, tl.where(usable, chance, 0.0), mask=live)
             token = token.to(tl.int32)
             if d2t is not None:
                 token += tl.load(d2t + token, mask=live, other=0).to(tl.int32)
