@@ -1,7 +1,8 @@
 """The libraries of csrc/cuda: built with the package, or here with nvcc.
 
 CMake builds them where a CUDA toolkit is. In a source tree nvcc builds them at their first use,
-once for each state of the sources, into the user's cache; it takes seconds.
+once for each state of the sources, into the user's cache; it takes seconds. For a machine that has
+a source tree and no nvcc: `python -m kernels._cuda_library vllm_ascend_spec` on one that has.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -68,6 +70,18 @@ def _nvcc() -> str | None:
     return str(in_home) if in_home is not None and in_home.is_file() else shutil.which("nvcc")
 
 
+def build_into(folder: Path) -> list[Path]:
+    """Build every library into a folder, for a machine of the same system that has no nvcc.
+
+    MissingLibraryError without nvcc or sources, or with nvcc's words.
+    """
+    compiler = _nvcc()
+    if compiler is None:
+        raise MissingLibraryError("there is no nvcc: put it on PATH or set CUDA_HOME")
+    names = sorted(source.stem for source in _SOURCES.glob("*.cu"))
+    return [Path(shutil.copy2(_built(name, compiler), folder / f"lib{name}.so")) for name in names]
+
+
 def _built(name: str, compiler: str) -> Path:
     state = hashlib.sha256(" ".join((compiler, *_OPTIONS)).encode())
     for source in sorted(_SOURCES.glob("*.cu*")):
@@ -85,3 +99,9 @@ def _built(name: str, compiler: str) -> Path:
                 raise MissingLibraryError(f"nvcc refused {name}.cu: {found.stderr.strip()[-2000:]}")
             output.replace(target)  # at once: other processes may build it, too
     return target
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
+        sys.exit("usage: python -m kernels._cuda_library FOLDER")
+    print(*build_into(Path(sys.argv[1])), sep="\n")
