@@ -37,12 +37,16 @@ class Plan(BaseModel):
 
 
 class Arm(BaseModel):
-    """One engine: a batch size, a method, and whether lengths are dynamic."""
+    """One engine: a batch size, a method, and whether lengths are dynamic.
+
+    cost_surface: file of this engine's step costs, without which nothing is trimmed on an NPU.
+    """
 
     batch: int
     method: str
     dynamic: bool
     plan: Plan
+    cost_surface: str | None = None
 
     @property
     def name(self) -> str:
@@ -63,8 +67,11 @@ class Arm(BaseModel):
                 "model": self.plan.drafters[self.method],
                 "num_speculative_tokens": self.plan.draft_tokens,
             }
-            ours = {"ascend_spec": {"adaptive": self.dynamic}}
-            arguments["additional_config"] = arguments.get("additional_config", {}) | ours
+            ours: dict[str, Any] = {"adaptive": self.dynamic}
+            if self.cost_surface is not None:
+                ours["cost_surface"] = self.cost_surface
+            given = arguments.get("additional_config", {})
+            arguments["additional_config"] = given | {"ascend_spec": ours}
         return arguments
 
 

@@ -1,4 +1,8 @@
-"""One engine arm in a process of its own: `python -m benchmarks.npu.engine_arm REQUEST ANSWER`."""
+"""One engine arm in a process of its own.
+
+python -m benchmarks.npu.engine_arm answer REQUEST ANSWER      answers and times
+python -m benchmarks.npu.engine_arm surface REQUEST SURFACE    step costs of the same engine
+"""
 
 from __future__ import annotations
 
@@ -50,6 +54,16 @@ def run(arm: Arm) -> Answer:
     )
 
 
+def measure(arm: Arm, out: Path) -> None:
+    """Write the cost surface of the arm's engine, which must run in this process."""
+    from vllm_ascend_spec.budget import surface
+    from vllm_ascend_spec.engine import ascend_profile
+    from vllm_ascend_spec.engine.launch import make_llm
+
+    llm = make_llm(arm.plan.model, platform=arm.plan.platform, **arm.llm_arguments())
+    surface.save(ascend_profile.measure(llm), out)
+
+
 def _logprobs(completions: list[Any]) -> list[list[dict[int, float]]]:
     return [
         [{token: entry.logprob for token, entry in row.items()} for row in completion.logprobs]
@@ -86,9 +100,12 @@ def _device() -> str:
 
 
 def main(arguments: list[str]) -> None:
-    request, answer = (Path(argument) for argument in arguments)
+    what, request, out = arguments[0], *(Path(argument) for argument in arguments[1:])
     arm = Arm.model_validate_json(request.read_text(encoding="utf-8"))
-    answer.write_text(run(arm).model_dump_json(), encoding="utf-8")
+    if what == "surface":
+        measure(arm, out)
+    else:
+        out.write_text(run(arm).model_dump_json(), encoding="utf-8")
 
 
 if __name__ == "__main__":

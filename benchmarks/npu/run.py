@@ -138,27 +138,49 @@ def run_operators(dry: bool) -> tuple[list[results.Row], list[str]]:
 
 
 def run_arm(arm: arms.Arm) -> arms.Answer | str:
-    """The arm's answer, or the last line of what it died with."""
+    """The arm's answer, or the last line of what it died with.
+
+    On an NPU an arm of dynamic lengths plans with its own engine's step costs, measured first.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        request, answer = Path(folder, "request.json"), Path(folder, "answer.json")
-        request.write_text(arm.model_dump_json(), encoding="utf-8")
-        command = [sys.executable, "-m", "benchmarks.npu.engine_arm", str(request), str(answer)]
-        try:
-            done = subprocess.run(
-                command,
-                cwd=ROOT,
-                timeout=ARM_TIMEOUT_S,
-                check=False,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        except subprocess.TimeoutExpired:
-            return f"failed: no end after {ARM_TIMEOUT_S} s"
-        if not answer.exists():
-            sys.stderr.write(done.stderr[-6000:])
-            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            return f"failed: {lines[-1][:120]}"
+        answer, surface = Path(folder, "answer.json"), Path(folder, "surface.json")
+        if arm.dynamic and arm.plan.platform != "cpu":
+            problem = _child("surface", arm, surface)
+            if problem is not None:
+                return problem
+            arm = arm.model_copy(update={"cost_surface": str(surface)})
+        problem = _child("answer", arm, answer)
+        if problem is not None:
+            return problem
         return arms.Answer.model_validate_json(answer.read_text(encoding="utf-8"))
+
+
+def _child(what: str, arm: arms.Arm, out: Path) -> str | None:
+    """Have `engine_arm` write `out`; the last line of what it died with, None where it did not."""
+    request = out.with_name("request.json")
+    request.write_text(arm.model_dump_json(), encoding="utf-8")
+    command = [sys.executable, "-m", "benchmarks.npu.engine_arm", what, str(request), str(out)]
+    # Only an engine in the same process can be asked for its step costs.
+    environment = os.environ | (
+        {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if what == "surface" else {}
+    )
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            timeout=ARM_TIMEOUT_S,
+            check=False,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired:
+        return f"failed: no end after {ARM_TIMEOUT_S} s"
+    if out.exists():
+        return None
+    sys.stderr.write(done.stderr[-6000:])
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return f"failed: {lines[-1][:120]}"
 
 
 def run_engines(plan: arms.Plan) -> tuple[dict[tables.Key, Any], list[str]]:

@@ -175,6 +175,12 @@ def test_a_step_that_missed_a_part_is_not_kept():
     assert watch.steps == []
 
 
+def test_an_engine_in_another_process_is_refused():
+    llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=SimpleNamespace()))
+    with pytest.raises(ascend_profile.UserError, match="VLLM_ENABLE_V1_MULTIPROCESSING=0"):
+        ascend_profile.measure(llm)
+
+
 def test_an_engine_without_adaptive_verification_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "torch_npu", SimpleNamespace(npu=None))
     worker = SimpleNamespace(model_runner=SimpleNamespace(length_planner=None))

@@ -75,6 +75,31 @@ TARGET = Answer(
 )
 
 
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_dynamic_arm_plans_with_costs_measured_on_its_own_engine(
+    monkeypatch: pytest.MonkeyPatch, dynamic: bool
+) -> None:
+    asked: list[tuple[str, Arm]] = []
+
+    def child(what: str, arm: Arm, out: Path) -> None:
+        asked.append((what, arm))
+        out.write_text(answer([1]).model_dump_json() if what == "answer" else "{}")
+
+    monkeypatch.setattr(run, "_child", child)
+    arm = Arm(batch=2, method="dspark", dynamic=dynamic, plan=PLAN)
+    assert run.run_arm(arm) == answer([1])
+    assert [what for what, _ in asked] == (["surface"] if dynamic else []) + ["answer"]
+    options = [a.llm_arguments()["additional_config"]["ascend_spec"] for _, a in asked]
+    assert all(found["adaptive"] is dynamic for found in options)
+    assert ["cost_surface" in found for found in options] == ([False, True] if dynamic else [False])
+
+
+def test_an_arm_whose_costs_cannot_be_measured_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_child", lambda what, arm, out: f"failed: {what}")
+    arm = Arm(batch=2, method="dspark", dynamic=True, plan=PLAN)
+    assert run.run_arm(arm) == "failed: surface"
+
+
 def test_only_near_ties_may_differ_from_the_target() -> None:
     assert differs(answer([5, 6, 7]), TARGET) is None
     assert differs(answer([5, 8, 1]), TARGET) is None, "after a near-tie contexts differ"

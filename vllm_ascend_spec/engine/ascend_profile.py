@@ -261,8 +261,14 @@ def measure(llm: Any) -> Surface:
     """The surface of an engine on vllm-ascend; it answers made-up prompts meanwhile.
 
     Raises:
-        UserError: adaptive verification is off, or nothing could be timed.
+        UserError: adaptive verification is off, the engine runs in another process, or nothing
+            could be timed.
     """
+    if getattr(llm.llm_engine.engine_core, "engine_core", None) is None:
+        raise UserError(
+            "profile: the engine runs in a process of its own. Set "
+            "VLLM_ENABLE_V1_MULTIPROCESSING=0 for this command."
+        )
     first: dict[str, Any] = llm.collective_rpc(_start)[0]
     config = llm.llm_engine.vllm_config
     for context in contexts_to_time(config.model_config.max_model_len, first["draft_tokens"]):
