@@ -110,5 +110,9 @@ CASES = [
     Case("replay cursor", gdn.cursor, 13, _CURSOR),
     Case("gdn_verify native bf16", gdn.native_verify(torch.bfloat16), 31, _SYSTEM),
     Case("gdn_verify native fp32", gdn.native_verify(torch.float32), 29, _SYSTEM),
+    Case(
+        "gdn_verify native rows bf16", gdn.native_verify(torch.bfloat16, gdn.BY_ROWS), 47, _SYSTEM
+    ),
+    Case("gdn_verify native rows fp32", gdn.native_verify(torch.float32, gdn.BY_ROWS), 47, _SYSTEM),
     Case("conv_verify", gdn.conv, 4, _CURSOR),
 ]

@@ -12,6 +12,8 @@ from vllm_ascend_spec.kernels.gdn_verify import triton as native_triton
 
 REQUESTS, ROWS, HK, HV, DIM, CHANNELS = 4, 8, 16, 32, 128, 8192
 
+BY_ROWS = native_triton.RowConfig()
+
 
 def _int32(*shape: int) -> torch.Tensor:
     return torch.zeros(*shape, dtype=torch.int32)
@@ -60,13 +62,15 @@ def cursor() -> list[Launch]:
     return found
 
 
-def native_verify(dtype: torch.dtype) -> Callable[[], list[Launch]]:
+def native_verify(
+    dtype: torch.dtype, config: native_triton.RowConfig | None = None
+) -> Callable[[], list[Launch]]:
     def launches() -> list[Launch]:
         states = torch.zeros(3, HV, DIM, DIM, dtype=dtype)
         indices = _int32(REQUESTS, ROWS)
         with recorded(native_triton) as found:
             native_triton.gdn_verify(
-                *_rows(), states, _int32(REQUESTS + 1), indices, _int32(REQUESTS)
+                *_rows(), states, _int32(REQUESTS + 1), indices, _int32(REQUESTS), config=config
             )
         return found
 
