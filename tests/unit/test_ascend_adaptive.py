@@ -136,6 +136,24 @@ def test_what_vllm_ascend_cannot_do_is_refused(
         check_adaptive(config, Options(adaptive=True, **option))
 
 
+@pytest.mark.parametrize("ladder", [(), (4, 6)])
+def test_a_request_that_opted_out_keeps_its_drafts_whole(ladder: tuple[int, ...]):
+    """Whatever they are worth, also where a graph would be found without them."""
+    made = LengthPlanner(
+        method="dspark", draft_tokens=K, max_requests=REQUESTS, max_rows=16, lane=Lane.L0,
+        cost=steep(), ladder=ladder,
+    )  # fmt: skip
+    for slot in range(REQUESTS):
+        made.begin(slot, 0.0, 1.0, whole=slot == 1)
+    for _ in range(4):
+        made.sent(drafts([0.3, 0.02, 0.02]))
+        lengths = decide(made)
+    assert lengths[1] == K and lengths[2] < K
+    made.begin(1, 0.0, 1.0)
+    made.sent(drafts([0.3, 0.02, 0.02]))
+    assert decide(made)[1] < K, "the next request in its place did not"
+
+
 @pytest.mark.parametrize(("ladder", "draft_rows"), [((), 5), ((6, 16), 3), ((8, 16), 5)])
 def test_rows_that_would_find_no_graph_are_cut_to_one_that_they_fill(
     ladder: tuple[int, ...], draft_rows: int

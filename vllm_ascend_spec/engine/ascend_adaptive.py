@@ -37,6 +37,8 @@ from vllm_ascend_spec.graphs import acl
 
 logger = logging.getLogger("vllm.ascend_spec.adaptive")
 
+FIRST = np.iinfo(np.uint16).max  # a survival that ranks before all others
+
 
 @dataclasses.dataclass(frozen=True)
 class DraftRound:
@@ -94,11 +96,13 @@ class LengthPlanner:
         self._verified = np.zeros(max_requests, dtype=np.int64)
         self._made = np.zeros(max_requests, dtype=np.int64)
         self._samples = np.zeros(max_requests, dtype=np.bool_)
+        self._whole = np.zeros(max_requests, dtype=np.bool_)
 
-    def begin(self, slot: int, temperature: float, top_p: float) -> None:
-        """A new request takes the request state `slot`."""
+    def begin(self, slot: int, temperature: float, top_p: float, whole: bool = False) -> None:
+        """A new request takes the request state `slot`; whole: its drafts are not to be trimmed."""
         self.ledger.begin(slot, temperature, top_p)
         self._samples[slot] = temperature > 0
+        self._whole[slot] = whole
 
     def lengths(
         self, slots: Ints, drafted: Ints, rows: int, context: float, in_prompt: bool = False
@@ -115,11 +119,15 @@ class LengthPlanner:
         plan = self.controller.plan(slots, drafted, may_draft, rows, len(slots), context, kind)
         self.last_plan = plan
         self._receive(leave=self.lane.age)
-        budget = min(plan.draft_rows, int(drafted.sum()))
+        whole = self._whole[slots]
+        least, most = int(drafted[whole].sum()), int(drafted.sum())
+        budget = min(max(plan.draft_rows, least), most)
         if not in_prompt and rows == len(slots):
             filled = acl.rows_with_a_graph(rows + budget, rows, self.ladder, self.max_requests)
-            budget = filled - rows
-        return split(self.controller.memory.newest[slots], drafted, budget).astype(np.int64)
+            budget = max(filled - rows, least)
+        survival = self.controller.memory.newest[slots]
+        survival[whole] = FIRST
+        return split(survival, drafted, budget).astype(np.int64)
 
     def launched(self, slots: Ints, verified: Ints) -> None:
         """The step about to run verifies so many draft tokens; int [R] each."""

@@ -18,6 +18,8 @@ from vllm_ascend_spec.budget.cost import CostModel
 from vllm_ascend_spec.engine import ascend_confidence, ascend_lanes
 from vllm_ascend_spec.engine.ascend_adaptive import DraftRound, LengthPlanner, slots_of, trim
 from vllm_ascend_spec.engine.ascend_graphs import batch_of, in_prompt
+from vllm_ascend_spec.engine.runner import wants_adaptive
+from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.graphs import acl
 from vllm_ascend_spec.graphs.dispatcher import Batch
 from vllm_ascend_spec.graphs.keys import GraphKey, Kind, Role
@@ -58,7 +60,8 @@ def extend(upstream: Any) -> Any:
             for request in scheduler_output.scheduled_new_reqs:
                 slot = self.req_states.req_id_to_index[request.req_id]
                 sampling = request.sampling_params
-                self.length_planner.begin(slot, sampling.temperature, sampling.top_p)
+                whole = _keeps_drafts_whole(request.req_id, sampling)
+                self.length_planner.begin(slot, sampling.temperature, sampling.top_p, whole)
 
         def execute_model(self, scheduler_output: Any, *args: Any, **named: Any) -> Any:
             """As upstream, on the draft tokens that are worth verifying."""
@@ -137,6 +140,15 @@ class ConfidenceCopies:
             arrived.record(self.stream)
         # Freed memory could be handed out again before the copy has read it.
         return DraftRound(slots, verified, host[1], host[0], arrived, keep=(confidence, sampled))
+
+
+def _keeps_drafts_whole(request: str, sampling: Any) -> bool:
+    try:
+        return not wants_adaptive(sampling)
+    except UserError as error:
+        # Raised here it would end the engine, and every other request with it.
+        logger.error("Request %s: %s It is treated as adaptive.", request, error)
+        return False
 
 
 def _trimmed(runner: Any, planner: LengthPlanner, scheduler_output: Any) -> Any:
