@@ -73,7 +73,9 @@ def _with_coins(original: Any) -> Any:
     def _verify(self: Any, *args: Any, **named: Any) -> Any:
         values = dict(zip(_NAMES, args, strict=False)) | named
         drafts = values["verify_draft_sampled"]
-        table = tables.setdefault(drafts.device, chances(drafts.device))
+        if drafts.device not in tables:  # making it waits for the device
+            tables[drafts.device] = chances(drafts.device)
+        table = tables[drafts.device]
         position = values["expanded_local_pos"].long()
         rate = table[values["expanded_idx_mapping"] % 2, (position - 1).clamp(min=0)]
         kept = (torch.rand_like(rate) < rate) | (position == 0)

@@ -6,12 +6,16 @@ stream. First line {"ready": seconds}, then an answer to every line on standard 
 
 from __future__ import annotations
 
+import cProfile
 import gc
 import json
 import os
+import pstats
 import random
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from benchmarks.engine import acceptance
@@ -58,45 +62,81 @@ class Engine:
         """Decode throughput at each load, largest first, in one batch that shrinks.
 
         Every prompt is prefilled once. For each load, `skip` steps settle and `steps` steps are
-        timed: tokens that reached the caller over the time that passed.
+        timed: tokens that the scheduler took over the time that passed. No output is made for a
+        caller meanwhile: a server does that in another process.
         """
-        engine, lengths = self.llm.llm_engine, {}
-        names = [f"{seed}-{i}" for i in range(max(loads))]
-        rng = random.Random(seed)
-        for name in names:
-            ids = [rng.randrange(10, 1000) for _ in range(prompt_tokens)]
-            engine.add_request(name, {"prompt_token_ids": ids}, self._sampling(None))
-
-        def step() -> None:
-            for output in engine.step():
-                lengths[output.request_id] = len(output.outputs[0].token_ids)
-
-        while len(lengths) < len(names):
-            step()
+        engine = self.llm.llm_engine
+        names = self._prefilled(max(loads), prompt_tokens, seed)
         found = []
         for load in sorted(loads, reverse=True):
             engine.abort_request(names[load:])
             names = names[:load]
             for _ in range(skip):
-                step()
-            before, counted = sum(lengths[n] for n in names), self.counters()
+                engine.step()
+            before, counted = sum(self._emitted()), self.counters()
             began = time.perf_counter()
             for _ in range(steps):
-                step()
+                engine.step()
             seconds = time.perf_counter() - began
-            tokens = sum(lengths[n] for n in names) - before
             found.append(
                 {
                     "load": load,
-                    "tokens_per_s": tokens / seconds,
+                    "tokens_per_s": (sum(self._emitted()) - before) / seconds,
                     "step_ms": 1e3 * seconds / steps,
                     "counters": _difference(self.counters(), counted),
                 }
             )
+        self._end(names)
+        return found
+
+    def trace(
+        self, requests: int, prompt_tokens: int, steps: int, folder: str, name: str
+    ) -> dict[str, float]:
+        """Host and device profile of decode steps, into `folder`; ms of a step.
+
+        NAME.host.txt: functions by their own time. NAME.kernels.txt: kernels by their time.
+        NAME.json.gz: the torch profiler's trace.
+        """
+        names = self._prefilled(requests, prompt_tokens, seed=99)
+        engine, place = self.llm.llm_engine, Path(folder)
+        for _ in range(24):
+            engine.step()
+        host = cProfile.Profile()
+        began = time.perf_counter()
+        host.enable()
+        for _ in range(steps):
+            engine.step()
+        host.disable()
+        profiled_ms = 1e3 * (time.perf_counter() - began) / steps
+        with (place / f"{name}.host.txt").open("w") as text:
+            pstats.Stats(host, stream=text).sort_stats("tottime").print_stats(60)
+        device = _device_profile(engine.step, steps, place, name)
+        self._end(names)
+        return {"step_ms_under_cprofile": profiled_ms, **device}
+
+    def _prefilled(self, requests: int, prompt_tokens: int, seed: int) -> list[str]:
+        """Names of requests that have emitted their first token, and go on."""
+        names = [f"{seed}-{i}" for i in range(requests)]
+        rng = random.Random(seed)
+        sampling = self._sampling(None)
+        sampling.output_kind = type(sampling.output_kind).FINAL_ONLY
+        for name in names:
+            ids = [rng.randrange(10, 1000) for _ in range(prompt_tokens)]
+            self.llm.llm_engine.add_request(name, {"prompt_token_ids": ids}, sampling)
+        while len(self._emitted()) < requests or min(self._emitted()) == 0:
+            self.llm.llm_engine.step()
+        return names
+
+    def _emitted(self) -> list[int]:
+        """Tokens of each unfinished request, as the scheduler knows them."""
+        scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
+        return [request.num_output_tokens for request in scheduler.requests.values()]
+
+    def _end(self, names: list[str]) -> None:
+        engine = self.llm.llm_engine
         engine.abort_request(names)
         while engine.has_unfinished_requests():
             engine.step()
-        return found
 
     def answers(
         self, prompts: list[list[int]], new_tokens: int, logprobs: int | None = None
@@ -134,6 +174,31 @@ class Engine:
             detokenize=False,
             logprobs=logprobs,
         )
+
+
+def _device_profile(
+    step: Callable[[], Any], steps: int, place: Path, name: str
+) -> dict[str, float]:
+    """Kernel time and wall time of a step under the torch profiler, ms."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+        began = time.perf_counter()
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+        wall = time.perf_counter() - began
+    averages = recorded.key_averages()
+    with (place / f"{name}.kernels.txt").open("w") as text:
+        text.write(averages.table(sort_by="self_cuda_time_total", row_limit=60))
+    recorded.export_chrome_trace(str(place / f"{name}.json.gz"))
+    kernels = sum(e.self_device_time_total for e in averages if "CUDA" in str(e.device_type))
+    return {
+        "step_ms_under_torch_profiler": 1e3 * wall / steps,
+        "kernel_ms": kernels / 1e3 / steps,
+    }
 
 
 def _gaps(logprobs: Any) -> list[float]:
