@@ -27,10 +27,15 @@ KEY = SurfaceKey(
 )
 
 
-def test_graphs_are_timed_as_captured_and_sizes_beyond_at_both_shapes():
+def test_graphs_are_timed_with_many_and_with_few_requests():
     found = list(profiling.probes(LADDER, 7, 16, 64, 2048))
     graphed = {(p.rows, p.requests) for p in found if p.rows <= 32}
-    assert graphed == {(rows, min(rows, 16)) for rows in LADDER}
+    alone = {(rows, rows) for rows in LADDER if rows < 16}
+    assert graphed == alone | {
+        (16, 16), (16, 8), (16, 4), (16, 2),
+        (24, 16), (24, 12), (24, 6), (24, 3),
+        (32, 16), (32, 8), (32, 4),
+    }  # fmt: skip
     assert {(p.rows, p.requests) for p in found if p.rows > 32} == {
         (48, 16), (48, 6), (64, 16), (64, 8),
     }  # fmt: skip
@@ -38,6 +43,13 @@ def test_graphs_are_timed_as_captured_and_sizes_beyond_at_both_shapes():
     for context in (512, 2040):
         turns = [p.warmup for p in found if p.rows == 8 and p.context == context]
         assert turns == [True] * profiling.WARMUPS + [False] * profiling.REPLAYS
+
+
+def test_rows_of_a_dummy_step_go_to_the_first_requests():
+    starts = torch.arange(17, dtype=torch.int32) * 2
+    profiling.concentrate(starts, 32, 5)
+    assert starts[:7].tolist() == [0, 6, 12, 19, 25, 32, 32]
+    assert (starts[6:] == 32).all() and int(starts.diff().max()) <= 8
 
 
 def test_a_long_ladder_is_thinned_and_keeps_its_ends():
@@ -49,17 +61,18 @@ def test_a_long_ladder_is_thinned_and_keeps_its_ends():
 
 
 def test_uniform_steps_ask_the_runner_for_them():
-    assert Probe(64, 8, 512, False).arguments(7)["uniform_decode"]
-    assert not Probe(64, 16, 512, False).arguments(7)["uniform_decode"]
+    assert Probe(64, 8, 512, False, captured=8).arguments(7)["uniform_decode"]
+    assert not Probe(64, 16, 512, False, captured=16).arguments(7)["uniform_decode"]
+    assert not Probe(64, 8, 512, False, captured=16).arguments(7)["uniform_decode"]
 
 
 def samples(found: list[Probe]) -> list[SimpleNamespace]:
     return [
         SimpleNamespace(
             num_target_tokens=p.rows,
-            num_reqs=p.requests,
+            num_reqs=p.captured,
             full_cudagraph=p.rows <= 32,
-            forward_ms=99.0 if p.warmup else 1.0 + p.rows / 100,
+            forward_ms=99.0 if p.warmup else 1.0 + p.rows / 100 + (p.captured - p.requests) / -400,
             drafter_ms=0.25,
         )
         for p in found
@@ -73,7 +86,9 @@ def test_the_surface_prices_what_was_timed_and_leaves_warm_ups_out():
     prices = cost.verify(StepKind.FULL, 4, 4, 28, 4, 512.0) / 1e6
     assert prices[0] == pytest.approx(1.04)
     assert prices[1] == prices[4] == pytest.approx(1.08)  # padded to 8 rows
-    assert prices[28] == pytest.approx(1.32)
+    assert prices[28] == pytest.approx(1.32 - 12 / 400)  # four requests instead of sixteen
+    few, many = (cost.verify(StepKind.FULL, 32, 32, 0, n, 512.0)[0] / 1e6 for n in (4, 16))
+    assert many - few == pytest.approx(12 / 400)
     assert cost.drafter.prices(7, 512.0)[4] == pytest.approx(0.25e6)
 
 

@@ -108,6 +108,7 @@ class BudgetManager(AdaptiveVerificationManager):
         self._any_opted_out = False
         self._ladder: list[int] = []
         self._probes: list[profiling.Probe] = []
+        self.probe: profiling.Probe | None = None  # the dummy step that is being timed
         self._sampled: torch.Tensor | None = None
         self._verified: torch.Tensor | None = None
         self._packed = PackedRows(
@@ -157,8 +158,15 @@ class BudgetManager(AdaptiveVerificationManager):
                 states.max_model_len,
             )
         )
+        steps = getattr(self._runner.model_state, "ascend_spec_steps", None)
+        if steps is not None:  # between two flushes, as in the middle of an answer
+            steps.pretend(profiling.PENDING_ROWS)
         for probe in self._probes:
+            self.probe = probe
             yield probe.arguments(depth)
+        self.probe = None
+        if steps is not None:
+            steps.pretend(0)
 
     def set_initial_cost_curves(self, samples: list[StepTimingSample]) -> None:
         """Build the surface from those samples; the first rank's clock decides for all."""

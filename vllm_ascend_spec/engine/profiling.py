@@ -1,9 +1,10 @@
 """Measures the cost surface of a loaded engine with dummy steps, right after graph capture.
 
-vLLM measures the forward pass at one context, with recurrent states that nobody reads, and the LM
-head is free. Here a short and a long context are timed, every dummy row has its state, and the LM
-head is timed as well. A dummy step still has as many requests as its graph was captured for; what
-that misjudges is corrected while serving (`budget.residual`).
+vLLM measures the forward pass at one context, with recurrent states that nobody reads, with as many
+requests as the graph was captured for, and the LM head is free. Here a short and a long context are
+timed, every dummy row has its state, the rows of a graph belong to all requests that it holds or to
+the few that fill it with whole drafts, and the LM head is timed as well. What is still misjudged
+is corrected while serving (`budget.residual`).
 """
 
 from __future__ import annotations
@@ -36,23 +37,30 @@ REPLAYS = 3
 WARMUPS = 1
 MAX_SIZES = 28  # of a ladder; the rest is interpolated on it
 CONTEXTS = (512, 8192)
+PENDING_ROWS = 10  # of the replay layout's ring of 32: the mean between two flushes
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One dummy step: `rows` rows of `requests` requests."""
+    """One dummy step: `rows` rows of `requests` requests, in a graph captured for `captured`."""
 
     rows: int
     requests: int
     context: int
     warmup: bool
+    captured: int
+
+    @property
+    def concentrated(self) -> bool:
+        """Whether the rows go to fewer requests than vLLM's dummy step has."""
+        return self.requests < self.captured
 
     def arguments(self, draft_tokens: int) -> dict[str, Any]:
         """Arguments of the runner's dummy run."""
         return {
             "num_tokens": self.rows,
             "context_len": self.context,
-            "uniform_decode": self.requests * (draft_tokens + 1) == self.rows,
+            "uniform_decode": self.captured * (draft_tokens + 1) == self.rows,
             # Without slots of their own, recurrent layers skip the states that they would read.
             "valid_dummy_state_slots": True,
             "randomize_inputs": True,  # equal tokens go to equal experts
@@ -75,14 +83,28 @@ def probes(
     beyond = sorted({min(largest * 3 // 2, max_rows), min(largest * 2, max_rows)} - {0, largest})
     contexts = sorted({min(c, max_context - draft_tokens - 1) for c in CONTEXTS})
     for context in contexts:
-        for rows in thin(ladder) + beyond:
-            counts = _request_counts(rows, draft_tokens + 1, max_requests)
-            if rows <= largest:
-                # A dummy step fills its graph with as many requests as that was captured for.
-                counts = {min(rows, max_requests)}
-            for requests in sorted(counts):
+        for rows in thin(ladder):
+            captured = min(rows, max_requests)
+            for requests in _sharings(rows, draft_tokens + 1, max_requests):
+                # One graph for all of them: it is warm after the first.
+                turns = WARMUPS + REPLAYS if requests == captured else REPLAYS
+                for turn in range(turns):
+                    yield Probe(rows, requests, context, turn < turns - REPLAYS, captured)
+        for rows in beyond:
+            for requests in sorted(_request_counts(rows, draft_tokens + 1, max_requests)):
                 for turn in range(WARMUPS + REPLAYS):
-                    yield Probe(rows, requests, context, turn < WARMUPS)
+                    yield Probe(rows, requests, context, turn < WARMUPS, requests)
+
+
+def _sharings(rows: int, width: int, max_requests: int) -> list[int]:
+    """Requests that a graph's rows are shared among, most first: one row each up to `width` each.
+
+    Small graphs cost the same whoever has the rows.
+    """
+    shares = (1, 2, 4, width) if rows >= 2 * width else (1,)
+    counts = {-(-rows // share) for share in shares}
+    fitting = {min(n, max_requests) for n in counts if min(n, max_requests) * width >= rows}
+    return sorted(fitting, reverse=True)
 
 
 def _request_counts(rows: int, width: int, max_requests: int) -> set[int]:
@@ -90,6 +112,15 @@ def _request_counts(rows: int, width: int, max_requests: int) -> set[int]:
     if rows % width == 0 and rows // width <= max_requests:
         counts.add(rows // width)
     return counts
+
+
+def concentrate(query_start_loc: torch.Tensor, rows: int, requests: int) -> None:
+    """Give all rows of a dummy step to its first `requests` requests, evenly, in place.
+
+    query_start_loc: int32 [R + 1]. The host's own copy stays, as in a step that is trimmed.
+    """
+    shares = torch.arange(1, query_start_loc.shape[0], device=query_start_loc.device)
+    query_start_loc[1:] = shares.clamp(max=requests) * rows // requests
 
 
 def measured_surface(
@@ -148,9 +179,10 @@ def build_surface(
         if probe.warmup:
             continue
         kind = StepKind.FULL if sample.full_cudagraph else StepKind.EAGER
-        rows, requests = sample.num_target_tokens, sample.num_reqs
+        rows = sample.num_target_tokens
+        requests = probe.requests if probe.concentrated else sample.num_reqs
         target[kind, rows, requests, probe.context].append(sample.forward_ms)
-        if sample.full_cudagraph:
+        if sample.full_cudagraph and not probe.concentrated:
             drafter[requests, probe.context].append(sample.drafter_ms)
     return Surface(
         key=key,

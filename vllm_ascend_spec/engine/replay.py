@@ -10,7 +10,8 @@ be replaced. Cursors: `replay_steps.py`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -140,6 +141,14 @@ def ring(layout: ReplayLayout) -> tuple[tuple[tuple[int, ...], ...], tuple[torch
     return tuple(shape for shape, _ in parts), tuple(dtype for _, dtype in parts)
 
 
+def ring_views(pages: Tensor, offset: int, layout: ReplayLayout) -> Iterator[Tensor]:
+    """The ring's tensors. pages: int8 [slots, bytes]; offset: where the ring begins in each."""
+    for shape, dtype in zip(*ring(layout), strict=True):
+        size = math.prod(shape) * dtype.itemsize
+        yield pages[:, offset : offset + size].view(dtype).view(-1, *shape)
+        offset += size
+
+
 def replacements() -> tuple[Replacement, ...]:
     """Page sizes, which vLLM asks of the model's class before there is a layer."""
     return tuple(
@@ -184,7 +193,7 @@ def layer_class(upstream: type) -> type:
         """vLLM's layer, with verification in the replay layout where that is planned."""
 
         def __init__(self, config: Any, vllm_config: Any, *args: Any, **named: Any) -> None:
-            # Upstream's constructor asks for the state's dtypes, before a module takes attributes.
+            # Asked for by upstream's constructor, before a module takes attributes.
             self.__dict__["ascend_spec_replay"] = planned(vllm_config)
             self.__dict__["ascend_spec_steps"] = None  # set by `replay_steps`
             self.__dict__["ascend_spec_adaptive"] = bool(
@@ -193,24 +202,32 @@ def layer_class(upstream: type) -> type:
             )
             super().__init__(config, vllm_config, *args, **named)
 
-        def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
-            """Of the parts of a page."""
-            base = tuple(super().get_state_shape())
-            layout = self.ascend_spec_replay
-            return base if layout is None else (*base, *ring(layout)[0])
-
-        def get_state_dtype(self) -> tuple[torch.dtype, ...]:
-            """Of the parts of a page."""
-            base = tuple(super().get_state_dtype())
-            layout = self.ascend_spec_replay
-            return base if layout is None else (*base, *ring(layout)[1])
-
         def get_kv_cache_spec(self, vllm_config: Any) -> Any:
             """One page a request; the native layout takes one for every draft token besides."""
-            spec = super().get_kv_cache_spec(vllm_config)
-            return (
-                spec if self.ascend_spec_replay is None else replace(spec, num_speculative_blocks=0)
+            spec, layout = super().get_kv_cache_spec(vllm_config), self.ascend_spec_replay
+            if layout is None:
+                return spec
+            shapes, dtypes = ring(layout)
+            return replace(
+                spec,
+                shapes=(*spec.shapes, *shapes),
+                dtypes=(*spec.dtypes, *dtypes),
+                num_speculative_blocks=0,
             )
+
+        def bind_kv_cache(self, kv_cache: Tensor) -> None:
+            """Views of the pages: convolution window and state as upstream, then the ring."""
+            super().bind_kv_cache(kv_cache)
+            if self.ascend_spec_replay is not None:
+                used = sum(part[0].nbytes for part in self.kv_cache)
+                pages = kv_cache.squeeze(dim=(1, 2))
+                self.kv_cache = (*self.kv_cache, *ring_views(pages, used, self.ascend_spec_replay))
+
+        def _fused_gdn_decode_unsupported_reason(self, vllm_config: Any) -> str | None:
+            if self.ascend_spec_replay is not None:
+                return "verification runs in the replay layout"
+            reason: str | None = super()._fused_gdn_decode_unsupported_reason(vllm_config)
+            return reason
 
         def _can_use_fused_gdn_mtp_decode(self, attn_metadata: Any) -> bool:
             # Upstream's fused kernel is not known to be right for rows of other lengths.

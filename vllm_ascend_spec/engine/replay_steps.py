@@ -49,6 +49,13 @@ class ReplaySteps:
         self._cursor.start[request].fill_(0)
         self._cursor.pending[request].fill_(0)
 
+    def pretend(self, pending: int) -> None:
+        """Let all requests have so many pending rows: for timing dummy steps, while none is live.
+
+        0 ends the pretence.
+        """
+        self._cursor.pending.fill_(pending)
+
     def announce(self, requests: Tensor) -> None:
         """int32 [R]: request slots of the batch whose metadata is built next."""
         self._requests, self._step = requests, None

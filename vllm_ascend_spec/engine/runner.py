@@ -54,7 +54,7 @@ def replacements() -> tuple[Replacement, ...]:
         ),
         Replacement(
             target=f"{_RUNNER}.prepare_dummy_attn",
-            reason="dummy rows after the first write no recurrent state, and cost too little",
+            reason="dummy rows have no recurrent states, and too many requests share them",
             make=_with_state_columns,
         ),
         Replacement(
@@ -224,6 +224,10 @@ def _with_state_columns(original: Any) -> Any:
             profiling.spread_states(
                 block_tables, self.num_speculative_steps + 1, self.kv_cache_config.num_blocks
             )
+            if manager.probe is not None and manager.probe.concentrated:
+                profiling.concentrate(
+                    input_batch.query_start_loc, manager.probe.rows, manager.probe.requests
+                )
         return block_tables, slot_mappings
 
     return prepare_dummy_attn
