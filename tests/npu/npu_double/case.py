@@ -75,6 +75,7 @@ def _run(request: dict[str, Any], double: NpuDouble) -> dict[str, Any]:
             "missing": sorted(double.missing),
             "graphs": {"captures": captures, **double.graphs.counts},
             "updated_lengths": double.graphs.lengths,
+            "captured_lengths": double.graphs.captured_lengths,
             "waiting": double.graphs.waiting(),
             "replacements": observe.replacements(),
         }

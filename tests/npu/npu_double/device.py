@@ -153,9 +153,9 @@ class NpuDouble(TorchDispatchMode):
             if name not in _values_stay:
                 self.missing.add(func.name())
             return result
-        if self.graphs.updating:
+        if self.graphs.updating or self.graphs.grouping:
             self.graphs.note_lengths(kwargs)
-        else:
+        if not self.graphs.updating:
             host = tree_map(host_alias, (args, kwargs))
             values = reference(*host[0], **host[1])
             if name in _computes:

@@ -55,12 +55,14 @@ class Graphs:
     """The tapes of a process.
 
     counts: captures, replays and updates seen. lengths: those that each update gave attention, of
-    queries (cumulative) and of keys, in the order of the updates.
+    queries (cumulative) and of keys, in the order of the updates; captured_lengths: those that it
+    was captured with.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.lengths: list[tuple[list[int], list[int]]] = []
+        self.captured_lengths: list[tuple[list[int], list[int]]] = []
         self._tapes: dict[int, tuple[Any, Tape]] = {}  # the graph is kept: ids are used again
         self._tasks: dict[int, tuple[Any, Task]] = {}
         self._set: set[int] = set()
@@ -79,6 +81,11 @@ class Graphs:
         """Between update begin and end an operator is not run: it gives a task new arguments."""
         return self._updated is not None
 
+    @property
+    def grouping(self) -> bool:
+        """Inside a task group: what runs is what updates will replace."""
+        return self._group is not None
+
     def waiting(self) -> int:
         """Replays that stand at an event which nobody recorded."""
         return len(self._paused)
@@ -93,9 +100,10 @@ class Graphs:
             self._tape.entries.append(again)
 
     def note_lengths(self, arguments: dict[str, Any]) -> None:
-        """What attention is told in an update."""
+        """What attention is told in an update, or in a capture."""
         queries, keys = arguments["actual_seq_lengths"], arguments["actual_seq_lengths_kv"]
-        self.lengths.append((list(queries), list(keys)))
+        told = self.lengths if self.updating else self.captured_lengths
+        told.append((list(queries), list(keys)))
 
     def install(self) -> None:
         """Follow torch_npu's graphs, task groups and external events."""
