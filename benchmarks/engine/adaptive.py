@@ -29,9 +29,12 @@ ADAPTIVE = "adaptive"
 
 def requests(
     target: str, method: str, layers: int, fixed: list[int], loads: list[int], prompt_tokens: int,
-    folder: Path,
+    folder: Path, up_to: dict[str, int] | None = None,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
-    """No speculation, each fixed K as upstream has it, and the plugin's arms."""
+    """No speculation, each fixed K as upstream has it, and the plugin's arms.
+
+    up_to: largest load of an arm whose cache for all loads would take the memory of the others.
+    """
     shape = {"hybrid": shapes.hybrid, "dense": shapes.dense}[target](layers)
     model = shapes.write(folder / "target", shape)
     drafter = shapes.write(folder / "drafter", shapes.drafter(method, layers))
@@ -48,35 +51,49 @@ def requests(
         }
 
     def arm(
-        draft_tokens: int, adaptive: bool = False, planner: str = "plugin", state: str = "native"
+        name: str,
+        draft_tokens: int,
+        adaptive: bool = False,
+        planner: str = "plugin",
+        state: str = "native",
     ) -> dict[str, Any]:
+        most = min((up_to or {}).get(name, max(loads)), max(loads))
         # Only the largest load decodes long enough at once to matter for the cache.
         held = prompt_tokens + (SKIP + STEPS) * (DRAFT_TOKENS + 1)
         engine = engine_arguments(
             speculative(draft_tokens, adaptive) if draft_tokens else None,
-            kv_cache_mib=shapes.cache_mib(shape, max(loads), held, draft_tokens, state == "replay"),
+            kv_cache_mib=shapes.cache_mib(shape, most, held, draft_tokens, state == "replay"),
             planner=planner,
             gdn_state=state,
             load_format="dummy",
             skip_tokenizer_init=True,
             max_model_len=max(2048, -(-tokens // 1024) * 1024),
-            max_num_seqs=max(loads),
+            max_num_seqs=most,
+            largest_graph=min(2048, most * (draft_tokens + 1)),
         )
         return {"model": str(model), "engine": engine, "acceptance": bool(draft_tokens)}
 
-    arms = {"no speculation": arm(0)}
-    arms |= {f"K = {k}": arm(k) for k in fixed}
     state = "replay" if target == "hybrid" else "native"
-    arms[ADAPTIVE] = arm(DRAFT_TOKENS, True, state=state)
+    wanted: dict[str, dict[str, Any]] = {
+        "no speculation": {"draft_tokens": 0},
+        **{f"K = {k}": {"draft_tokens": k} for k in fixed},
+        ADAPTIVE: {"draft_tokens": DRAFT_TOKENS, "adaptive": True, "state": state},
+        "adaptive with vLLM's planner": {
+            "draft_tokens": DRAFT_TOKENS, "adaptive": True, "state": state, "planner": "vllm",
+        },
+    }  # fmt: skip
     if target == "hybrid":
-        arms["adaptive, native states"] = arm(DRAFT_TOKENS, True)
-        arms["K = 7, replay states"] = arm(DRAFT_TOKENS, state="replay")
-    arms["adaptive, vLLM's planner"] = arm(DRAFT_TOKENS, True, "vllm", state)
-    return arms
+        wanted["adaptive with native states"] = {"draft_tokens": DRAFT_TOKENS, "adaptive": True}
+        wanted["K = 7 with replay states"] = {"draft_tokens": DRAFT_TOKENS, "state": "replay"}
+    return {name: arm(name, **options) for name, options in wanted.items()}
 
 
 def measure(
-    arms: list[Arm], loads: list[int], prompt_tokens: int, repeats: int
+    arms: list[Arm],
+    loads: list[int],
+    prompt_tokens: int,
+    repeats: int,
+    up_to: dict[str, int] | None = None,
 ) -> dict[tuple[str, int], list[dict[str, Any]]]:
     """Every window of every arm and load, by (arm, load)."""
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
@@ -84,7 +101,7 @@ def measure(
         for arm in arms:
             windows = arm.ask(
                 do="windows",
-                loads=loads,
+                loads=[load for load in loads if load <= (up_to or {}).get(arm.name, load)],
                 prompt_tokens=prompt_tokens,
                 skip=SKIP,
                 steps=STEPS,
@@ -109,6 +126,7 @@ def compared(
 ) -> list[Row]:
     """Throughput of every arm, and the adaptive ones over the best of upstream's."""
     case = f"{load} requests, {prompt_tokens} tokens"
+    names = [name for name in names if (name, load) in windows]
     speeds = {name: [w["tokens_per_s"] for w in windows[name, load]] for name in names}
     rows = [
         Row(
@@ -158,6 +176,12 @@ def _decisions(case: str, counted: list[dict[str, float]]) -> list[Row]:
     return [Row(case=case, metric=m, value=round(v, 3), unit="") for m, v in ratios.items()]
 
 
+def members(group: str, most: int) -> dict[str, int]:
+    """Arms of a group, and the largest load of each: "K = 1,K = 7:64"."""
+    parts = [part.strip().partition(":") for part in group.split(",") if part.strip()]
+    return {name.strip(): int(limit or most) for name, _, limit in parts}
+
+
 def numbers(text: str) -> list[int]:
     """Comma-separated whole numbers."""
     return [int(part) for part in text.split(",") if part.strip()]
@@ -173,7 +197,11 @@ def main(
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 1024,
     repeats: Annotated[int, typer.Option(min=1)] = 3,
     groups: Annotated[
-        str, typer.Option(help="Arms side by side: names by commas, groups by semicolons.")
+        str,
+        typer.Option(
+            help="Arms side by side: names by commas, groups by semicolons; NAME:64 leaves loads "
+            "above 64 out."
+        ),
     ] = "no speculation,K = 1,K = 3,adaptive;no speculation,K = 5,K = 7,adaptive",
     logs: Annotated[Path | None, typer.Option(help="Folder for the engines' logs.")] = None,
 ) -> None:
@@ -181,12 +209,12 @@ def main(
     import torch
 
     folder, sizes = Path(tempfile.mkdtemp()), numbers(loads)
-    arms = requests(target, method, layers, numbers(fixed), sizes, prompt_tokens, folder)
     rows: list[Row] = []
     for number, group in enumerate(groups.split(";"), 1):
-        chosen = [name.strip().replace("+", ",") for name in group.split(",") if name.strip()]
-        running = start({name: arms[name] for name in chosen}, logs or folder)
-        windows = measure(running, sizes, prompt_tokens, repeats)
+        up_to = members(group, max(sizes))
+        arms = requests(target, method, layers, numbers(fixed), sizes, prompt_tokens, folder, up_to)
+        running = start({name: arms[name] for name in up_to}, logs or folder)
+        windows = measure(running, sizes, prompt_tokens, repeats, up_to)
         for arm in running:
             arm.close()
         for load in sizes:

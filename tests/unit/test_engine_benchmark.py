@@ -34,9 +34,9 @@ def test_adaptive_is_held_against_the_best_upstream_arm_of_the_same_load():
     speeds = {
         "no speculation": 100.0,
         "K = 7": 80.0,
-        "K = 7, replay states": 120.0,
+        "K = 7 with replay states": 120.0,
         "adaptive": 98.0,
-        "adaptive, vLLM's planner": 99.5,
+        "adaptive with vLLM's planner": 99.5,
     }
     windows = {
         (name, 8): [{"tokens_per_s": v, "step_ms": 1.0, "counters": {}}]
@@ -46,9 +46,9 @@ def test_adaptive_is_held_against_the_best_upstream_arm_of_the_same_load():
     ratios = {row.case.split(", ", 2)[2]: row for row in rows if row.metric.startswith("over")}
     assert ratios["adaptive"].value == 0.98
     assert ratios["adaptive"].met is False
-    assert ratios["adaptive, vLLM's planner"].met is None
+    assert ratios["adaptive with vLLM's planner"].met is None
     assert "no speculation" in ratios["adaptive"].metric
-    assert ratios["K = 7, replay states"].value == 1.2
+    assert ratios["K = 7 with replay states"].value == 1.2
 
 
 def test_a_gain_counts_against_the_best_arm_of_all_groups():
@@ -60,6 +60,14 @@ def test_a_gain_counts_against_the_best_arm_of_all_groups():
     (found,) = adaptive.worth(rows)
     assert (found.value, found.met) == (1.12, True)
     assert found.case.startswith("64 requests")
+
+
+def test_an_arm_may_be_left_out_of_large_loads():
+    assert adaptive.members("no speculation, K = 7:64", 256) == {"no speculation": 256, "K = 7": 64}
+    window = {"tokens_per_s": 1.0, "step_ms": 1.0, "counters": {}}
+    windows = {("no speculation", 256): [window], ("adaptive", 256): [window]}
+    rows = adaptive.compared(windows, ["no speculation", "K = 7", "adaptive"], 256, 512)
+    assert not any("K = 7" in row.case for row in rows)
 
 
 def test_the_cache_of_an_arm_holds_its_states():
