@@ -113,7 +113,7 @@ def _verify_rows(layer: Any, inputs: Inputs, rows: Tensor | slice, metadata: Any
     if layer.ascend_spec_replay is not None:
         return ops.resolve("replay_verify", "cpu")(
             q, k, v, a, b, layer.A_log, layer.dt_bias, boundaries, columns[:, 0],
-            metadata.verify_step.narrow(requests), replay.cache(layer),
+            metadata.verify_step.narrow(requests), replay.cache_of(layer),
         )  # fmt: skip
     return gdn.gdn_verify(
         q, k, v, log_decay, beta, layer.kv_cache[1], boundaries, columns, accepted

@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -55,14 +56,30 @@ def planned(vllm_config: Any) -> ReplayLayout | None:
         return None
     why_not = obstacle(vllm_config) or (_not_chosen() if wanted == "auto" else None)
     if why_not is None:
-        return _layout(vllm_config)
+        layout = _layout(vllm_config)
+        _say_once(_gain(layout, int(vllm_config.speculative_config.num_speculative_tokens)))
+        return layout
     if wanted == "replay":
         raise UserError(
             f'--additional-config: {CONFIG_KEY}.gdn_state is "replay", and {why_not}. Set it to '
             '"native" or leave it out.'
         )
-    logger.info("GDN states in vLLM's native layout: %s", why_not)
+    _say_once(f"GDN states in vLLM's native layout: {why_not}")
     return None
+
+
+@cache
+def _say_once(line: str) -> None:
+    logger.info(line)
+
+
+def _gain(layout: ReplayLayout, draft_tokens: int) -> str:
+    sizes = layout.slot_bytes()
+    native = sizes["state"] * (draft_tokens + 1)
+    return (
+        f"GDN states in the replay layout: {sum(sizes.values()) >> 10} KiB a request and layer "
+        f"instead of {native >> 10}, {native / sum(sizes.values()):.1f} times the requests"
+    )
 
 
 def _has_gdn(vllm_config: Any) -> bool:
@@ -244,7 +261,7 @@ def layer_class(upstream: type) -> type:
     return ReplayGatedDeltaNetAttention
 
 
-def cache(layer: Any) -> ReplayCache:
+def cache_of(layer: Any) -> ReplayCache:
     """The layer's state and ring, as views of its pages."""
     from vllm_ascend_spec.kernels.gdn_verify.layout import ReplayCache
 
@@ -313,7 +330,7 @@ def verify(layer: Any, metadata: Any, mixed_qkv: Tensor, a: Tensor, b: Tensor, o
     )
     ops.resolve("replay_verify", out.device.type)(
         *split_heads(layer, convolved), a, b, layer.A_log, layer.dt_bias, boundaries, slots,
-        metadata.verify_step.narrow(requests), cache(layer), out, max_rows=longest,
+        metadata.verify_step.narrow(requests), cache_of(layer), out, max_rows=longest,
     )  # fmt: skip
 
 
