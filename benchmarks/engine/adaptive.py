@@ -162,6 +162,26 @@ def compared(
     return rows
 
 
+def traced(arm: Arm, load: int, prompt_tokens: int, folder: Path) -> list[Row]:
+    """Profile the adaptive arm: how long its kernels run, and whether the host waits for them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = arm.ask(
+        do="trace", requests=load, prompt_tokens=prompt_tokens, steps=16, folder=str(folder),
+        name=arm.name,
+    )  # fmt: skip
+    case = f"{load} requests, {prompt_tokens} tokens, {arm.name}, traced"
+    waits = Row(
+        case=case,
+        metric="calls that wait for the stream",
+        value=found["host_waits"],
+        unit="a step",
+        bar=0,
+        better="lower",
+    )
+    kernels = Row(case=case, metric="kernels", value=round(found["kernel_ms"], 2), unit="ms")
+    return [waits, kernels]
+
+
 def _decisions(case: str, counted: list[dict[str, float]]) -> list[Row]:
     """What the planner did in those windows, a request and step."""
     total = {key: sum(c[key] for c in counted) for key in (counted[0] if counted else {})}
@@ -204,6 +224,7 @@ def main(
         ),
     ] = "no speculation,K = 1,K = 3,adaptive;no speculation,K = 5,K = 7,adaptive",
     logs: Annotated[Path | None, typer.Option(help="Folder for the engines' logs.")] = None,
+    traces: Annotated[Path | None, typer.Option(help="Folder for traces of the arm.")] = None,
 ) -> None:
     """Measure the arms, group after group."""
     import torch
@@ -215,6 +236,9 @@ def main(
         arms = requests(target, method, layers, numbers(fixed), sizes, prompt_tokens, folder, up_to)
         running = start({name: arms[name] for name in up_to}, logs or folder)
         windows = measure(running, sizes, prompt_tokens, repeats, up_to)
+        for arm in running:
+            if traces is not None and arm.name == ADAPTIVE:
+                rows += traced(arm, max(sizes), prompt_tokens, traces)
         for arm in running:
             arm.close()
         for load in sizes:

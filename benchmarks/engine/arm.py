@@ -179,7 +179,7 @@ class Engine:
 def _device_profile(
     step: Callable[[], Any], steps: int, place: Path, name: str
 ) -> dict[str, float]:
-    """Kernel time and wall time of a step under the torch profiler, ms."""
+    """Kernel time and wall time of a step under the torch profiler, ms, and how often it waits."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -195,9 +195,12 @@ def _device_profile(
         text.write(averages.table(sort_by="self_cuda_time_total", row_limit=60))
     recorded.export_chrome_trace(str(place / f"{name}.json.gz"))
     kernels = sum(e.self_device_time_total for e in averages if "CUDA" in str(e.device_type))
+    # Calls in which the host waits for the main stream; the last one of all is this function's.
+    waits = sum(e.count for e in averages if e.key in ("cudaStreamSynchronize", "cudaMemcpy"))
     return {
         "step_ms_under_torch_profiler": 1e3 * wall / steps,
         "kernel_ms": kernels / 1e3 / steps,
+        "host_waits": waits / steps,
     }
 
 
