@@ -11,12 +11,14 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from vllm_ascend_spec.budget.cost import CostModel
 from vllm_ascend_spec.budget.surface import StepKind, Surface, SurfaceKey, TargetPoint
 from vllm_ascend_spec.engine.ascend_adaptive import DraftRound, LengthPlanner, trim
 from vllm_ascend_spec.engine.ascend_lanes import Lane
 from vllm_ascend_spec.engine.ascend_platform import check_adaptive
+from vllm_ascend_spec.engine.metrics import EVERY_STEPS, BudgetMetrics
 from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.options import Options
 
@@ -134,6 +136,25 @@ def test_what_vllm_ascend_cannot_do_is_refused(
     )
     with pytest.raises(UserError, match=message):
         check_adaptive(config, Options(adaptive=True, **option))
+
+
+def test_totals_are_published_with_what_came_of_each_plan():
+    registry = CollectorRegistry()
+    made = LengthPlanner(
+        method="dspark", draft_tokens=K, max_requests=REQUESTS, max_rows=16, lane=Lane.L0,
+        cost=steep(), metrics=BudgetMetrics(registry),
+    )  # fmt: skip
+    for slot in range(REQUESTS):
+        made.begin(slot, 0.0, 1.0)
+    made.sent(drafts([0.9, 0.9, 0.9]))
+    for _ in range(EVERY_STEPS + 1):
+        decide(made)
+        made.sent(drafts([0.9, 0.9, 0.9], sampled=2, verified=1))
+    assert registry.get_sample_value("ascend_spec:steps_total") == EVERY_STEPS
+    for name, each in {"verified": 1, "accepted": 1, "emitted": 2}.items():
+        total = registry.get_sample_value(f"ascend_spec:{name}_total")
+        assert total == EVERY_STEPS * REQUESTS * each, name
+    assert registry.get_sample_value("ascend_spec:acceptance_length") == 2.0
 
 
 @pytest.mark.parametrize("ladder", [(), (4, 6)])

@@ -33,6 +33,7 @@ from vllm_ascend_spec.budget.planner import Limits, Plan
 from vllm_ascend_spec.budget.survival import Ints, split
 from vllm_ascend_spec.engine.ascend_lanes import Lane
 from vllm_ascend_spec.engine.ledger import Arrival, DraftLedger
+from vllm_ascend_spec.engine.metrics import BudgetMetrics
 from vllm_ascend_spec.graphs import acl
 
 logger = logging.getLogger("vllm.ascend_spec.adaptive")
@@ -58,12 +59,25 @@ class DraftRound:
     keep: tuple[Any, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class SentRound:
+    """A round on its way, who had its slots and which round of theirs it is, int [R] each.
+
+    planned: the plan of the step before it and the requests that it planned for, if any.
+    """
+
+    drafts: DraftRound
+    tenants: Ints
+    makes: Ints
+    planned: tuple[Plan, int] | None
+
+
 class LengthPlanner:
     """Decides how many draft tokens of each request a step verifies.
 
     method: the drafting method's name, for what is believed before any data. cost: None keeps
     every draft token, as far as max_draft_rows of a step go. ladder: rows of the target's captured
-    graphs, ascending.
+    graphs, ascending. metrics: where the totals are published, on one rank.
     """
 
     def __init__(
@@ -77,6 +91,7 @@ class LengthPlanner:
         cost: CostModel | None,
         max_draft_rows: int | None = None,
         ladder: Sequence[int] = (),
+        metrics: BudgetMetrics | None = None,
     ) -> None:
         # vLLM's speculators draft for the whole batch or not at all.
         limits = Limits(
@@ -92,7 +107,9 @@ class LengthPlanner:
         self.lane, self.ladder, self.max_requests = lane, ladder, max_requests
         self.draft_tokens = draft_tokens
         self.last_plan: Plan | None = None
-        self._rounds: list[tuple[DraftRound, Ints, Ints]] = []
+        self.metrics = metrics
+        self._planned: tuple[Plan, int] | None = None  # of the step in flight, and its requests
+        self._rounds: list[SentRound] = []
         self._verified = np.zeros(max_requests, dtype=np.int64)
         self._made = np.zeros(max_requests, dtype=np.int64)
         self._samples = np.zeros(max_requests, dtype=np.bool_)
@@ -117,7 +134,7 @@ class LengthPlanner:
         may_draft = np.ones(len(slots), dtype=np.bool_)
         kind = self.lane.step_kind(in_prompt)
         plan = self.controller.plan(slots, drafted, may_draft, rows, len(slots), context, kind)
-        self.last_plan = plan
+        self.last_plan, self._planned = plan, (plan, len(slots))
         self._receive(leave=self.lane.age)
         whole = self._whole[slots]
         least, most = int(drafted[whole].sum()), int(drafted.sum())
@@ -142,29 +159,38 @@ class LengthPlanner:
         """A drafting round was launched, and its copies to the host with it."""
         self._made[drafts.slots] += 1
         tenants, makes = self.ledger.tenants(drafts.slots), self._made[drafts.slots]
-        self._rounds.append((drafts, tenants, makes))
+        planned, self._planned = self._planned, None
+        self._rounds.append(SentRound(drafts, tenants, makes, planned))
 
     def _receive(self, leave: int) -> None:
         """Read the rounds that were sent, the `leave` newest excepted."""
         ready = max(len(self._rounds) - leave, 0)
-        for drafts, tenants, makes in self._rounds[:ready]:
-            drafts.arrived.synchronize()
-            self._learn(drafts, tenants, makes)
+        for sent in self._rounds[:ready]:
+            sent.drafts.arrived.synchronize()
+            self._learn(sent)
         del self._rounds[:ready]
 
-    def _learn(self, drafts: DraftRound, tenants: Ints, makes: Ints) -> None:
-        self.ledger.learn(
+    def _learn(self, sent: SentRound) -> None:
+        drafts = sent.drafts
+        emitted = self.ledger.learn(
             Arrival(
                 slots=drafts.slots,
-                tenants=tenants,
-                judges=makes - 1,
-                makes=makes,
+                tenants=sent.tenants,
+                judges=sent.makes - 1,
+                makes=sent.makes,
                 sampled=drafts.sampled.numpy().astype(np.int64),
                 verified=drafts.verified,
                 confidence=drafts.confidence.numpy()[drafts.slots],
                 drafted=np.ones(len(drafts.slots), dtype=np.bool_),
             )
         )
+        if sent.planned is None:
+            return
+        plan, requests = sent.planned
+        # No step is timed while serving: ranks that trust their own clocks would part.
+        self.controller.observe_step(plan, requests, emitted, real_ms=None)
+        if self.metrics is not None:
+            self.metrics.step(self.controller, plan)
 
 
 def trim(scheduler_output: Any, lengths: dict[str, int]) -> Any:

@@ -18,6 +18,7 @@ from vllm_ascend_spec.budget.cost import CostModel
 from vllm_ascend_spec.engine import ascend_confidence, ascend_lanes
 from vllm_ascend_spec.engine.ascend_adaptive import DraftRound, LengthPlanner, slots_of, trim
 from vllm_ascend_spec.engine.ascend_graphs import batch_of, in_prompt
+from vllm_ascend_spec.engine.metrics import BudgetMetrics
 from vllm_ascend_spec.engine.runner import wants_adaptive
 from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.graphs import acl
@@ -170,6 +171,7 @@ def _trimmed(runner: Any, planner: LengthPlanner, scheduler_output: Any) -> Any:
 
 def _planner(runner: Any, options: Options) -> LengthPlanner:
     config = runner.vllm_config
+    parallel = config.parallel_config
     max_rows = config.scheduler_config.max_num_batched_tokens
     graphs = ascend_lanes.asks_for_graphs(config)
     lane = ascend_lanes.choose(ascend_lanes.probe(), graphs).lane
@@ -192,6 +194,7 @@ def _planner(runner: Any, options: Options) -> LengthPlanner:
         cost=cost,
         max_draft_rows=options.max_draft_rows,
         ladder=graph_rows(runner),
+        metrics=BudgetMetrics() if parallel.rank % parallel.tensor_parallel_size == 0 else None,
     )
 
 
