@@ -190,3 +190,20 @@ def test_other_ranks_take_over_the_corrections_exactly() -> None:
     one, two = (m.verify(FULL, 16, 0, 48, 16, 0).tolist() for m in (first, second))
     assert one == two
     assert one[-1] != 9e6
+
+
+def test_rounds_teach_what_drafting_and_not_drafting_take() -> None:
+    points = [{"requests": m, "depth": 7, "context": 512, "ms": float(m)} for m in (1, 8, 16)]
+    cost = model([("full", 16, 16, 512, 8.0)], full=[16], drafter_points=points)
+    drafter = cost.drafter
+    assert drafter.idle_ns == 0 and drafter.prices(7, 512.0).item(8) == 8e6
+    for real in (1e6, 9e9, 1.2e6, 1e6, 1.1e6):
+        drafter.observe(0, False, 7, 512.0, real)
+    assert drafter.idle_ns == 1.1e6  # the median: one outlier moves nothing
+    for _ in range(4):
+        drafter.observe(8, True, 7, 512.0, 12e6)
+    assert drafter.prices(7, 512.0).item(8) == pytest.approx(12e6)
+    assert drafter.prices(7, 512.0).item(1) == 1e6  # another octave keeps its price
+    for _ in range(4):
+        drafter.observe(1, False, 7, 512.0, 3.1e6)
+    assert drafter.prices(7, 512.0).item(1) == pytest.approx(2e6)  # the idle part is not drafting

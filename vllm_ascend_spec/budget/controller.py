@@ -131,3 +131,10 @@ class BudgetController:
         """Time of one target pass with LM head and sampling, drafting not included."""
         if self.cost is not None:
             self.cost.observe(kind, rows, sampled, requests, context, real_ms * 1e6)
+
+    def observe_drafter(
+        self, count: int, whole: bool, depth: int, context: float, real_ms: float
+    ) -> None:
+        """Time of one drafting round for `count` requests, after the target's pass."""
+        if self.cost is not None:
+            self.cost.drafter.observe(count, whole, depth, context, real_ms * 1e6)

@@ -9,11 +9,12 @@ held exactly in float64.
 from __future__ import annotations
 
 import math
+from collections import deque
 
 import numpy as np
 import numpy.typing as npt
 
-from vllm_ascend_spec.budget.residual import Residuals
+from vllm_ascend_spec.budget.residual import WINDOW, Residuals
 from vllm_ascend_spec.budget.sheet import Sheet
 from vllm_ascend_spec.budget.surface import StepKind, Surface
 from vllm_ascend_spec.budget.survival import Exact, Ints
@@ -78,7 +79,11 @@ class TargetCost:
 
 
 class DrafterCost:
-    """Drafting `depth` tokens for m requests, m = 0..max_requests; 0 requests cost nothing."""
+    """Drafting `depth` tokens for m requests, m = 0..max_requests.
+
+    idle_ns: what a round without drafts takes, in which the drafter's cache is kept: not in the
+    surface, learnt from the first rounds that skip. `prices` leaves it out.
+    """
 
     def __init__(self, surface: Surface, max_requests: int) -> None:
         self._rows = max(surface.drafter_rows, 1)
@@ -103,6 +108,11 @@ class DrafterCost:
             )
         self._free = np.zeros(max_requests + 1)
         self._memo: dict[int, tuple[int, Exact]] = {}
+        self.idle_ns = 0.0
+        self._idle: deque[float] = deque(maxlen=WINDOW)
+        # Requests share a correction by octave.
+        self._octave = np.array([m.bit_length() for m in range(max_requests + 1)])
+        self.residuals = Residuals(int(self._octave[-1]) + 1)
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -113,6 +123,22 @@ class DrafterCost:
         """Prices in ns [max_requests + 1] at the smallest measured depth that reaches `depth`."""
         if not self._sheets:
             return self._free
+        factors = self.residuals.factors(context)
+        prices: Exact = np.rint(self._measured(depth, context) * factors[self._octave])
+        return prices
+
+    def observe(self, count: int, whole: bool, depth: int, context: float, real_ns: float) -> None:
+        """Record what a round took. count: requests drafted for; whole: all of the batch."""
+        if count == 0:
+            self._idle.append(real_ns)
+            self.idle_ns = float(round(sorted(self._idle)[len(self._idle) // 2]))
+        elif self._sheets:
+            predicted = self._measured(depth, context).item(count)
+            drafting = real_ns if whole else real_ns - self.idle_ns
+            if predicted < UNPRICED and drafting > 0:
+                self.residuals.observe(context, int(self._octave[count]), predicted, drafting)
+
+    def _measured(self, depth: int, context: float) -> Exact:
         measured = min((d for d in self._sheets if d >= depth), default=max(self._sheets))
         # A drafter reads little context: 16 steps an octave are fine enough to remember.
         step = round(16.0 * math.log2(max(context, 1.0)))

@@ -176,6 +176,8 @@ class Planner:
         """The best rate of drafting `depth` tokens for the members and verifying the best rows."""
         chosen = self._select(values, slots, member * depth)[: price.size - 1]
         drafter_ns = self._drafter_ns(count, depth, batch.context)
+        if count < np.count_nonzero(batch.may_draft):
+            drafter_ns += self._model.drafter.idle_ns
         if not chosen.size:
             return Drafting(member, count, depth, drafter_ns, -1.0, 0.0)
         tokens = chosen.cumsum().astype(np.float64)
@@ -226,11 +228,12 @@ class Planner:
 
     def _none(self, batch: StepBatch, price: Exact, everyone: int) -> Drafting:
         """Not drafting: every request emits one token a step."""
-        rate = batch.sampling * ONE / self._model.step(price[:1], 0.0).item(0)
+        idle = self._model.drafter.idle_ns
+        rate = batch.sampling * ONE / self._model.step(price[:1], idle).item(0)
         if not self._drafter_ns(everyone, self._depth, batch.context):
             # A drafter that costs nothing (lookup) is never worth switching off.
             return Drafting(batch.may_draft, everyone, self._depth, 0.0, rate, 0.0)
-        return Drafting(np.zeros_like(batch.may_draft), 0, self._depth, 0.0, rate, 0.0)
+        return Drafting(np.zeros_like(batch.may_draft), 0, self._depth, idle, rate, 0.0)
 
     def _candidates(
         self, batch: StepBatch, everyone: int

@@ -263,7 +263,7 @@ class BudgetManager(AdaptiveVerificationManager):
             judges=judges,
             makes=self._rounds[slots],
             drafted=drafted,
-            context=(planned, ticks),
+            context=(planned, ticks, int(np.count_nonzero(drafted))),
         )
         self.ring.send(step, confidence, verified, sampled[:requests])
 
@@ -320,13 +320,13 @@ class BudgetManager(AdaptiveVerificationManager):
                     drafted=landed.step.drafted,
                 )
             )
-            planned, ticks = landed.step.context
+            planned, ticks, drafted = landed.step.context
             if planned is not None:
-                self._account(planned, ticks, emitted)
+                self._account(planned, ticks, emitted, drafted)
         if self.metrics is not None:
             self.metrics.step(self.controller, self.last_plan)
 
-    def _account(self, planned: Planned, ticks: Ticks | None, emitted: int) -> None:
+    def _account(self, planned: Planned, ticks: Ticks | None, emitted: int, drafted: int) -> None:
         times = ticks.read() if ticks is not None else None
         total = times.total_ms if times is not None else None
         self.controller.observe_step(planned.plan, planned.sampling, emitted, total)
@@ -338,4 +338,11 @@ class BudgetManager(AdaptiveVerificationManager):
                 planned.requests,
                 planned.context,
                 times.target_ms,
+            )
+            self.controller.observe_drafter(
+                drafted,
+                drafted == planned.requests,
+                planned.plan.depth,
+                planned.context,
+                times.total_ms - times.target_ms,
             )
