@@ -18,6 +18,7 @@ from vllm_ascend_spec.budget.surface import StepKind, Surface, SurfaceKey, Targe
 from vllm_ascend_spec.engine.ascend_adaptive import DraftRound, LengthPlanner, trim
 from vllm_ascend_spec.engine.ascend_lanes import Lane
 from vllm_ascend_spec.engine.ascend_platform import check_adaptive
+from vllm_ascend_spec.engine.ascend_runner import require_one_replica
 from vllm_ascend_spec.engine.metrics import EVERY_STEPS, BudgetMetrics
 from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.options import Options
@@ -173,6 +174,12 @@ def test_a_request_that_opted_out_keeps_its_drafts_whole(ladder: tuple[int, ...]
     made.begin(1, 0.0, 1.0)
     made.sent(drafts([0.3, 0.02, 0.02]))
     assert decide(made)[1] < K, "the next request in its place did not"
+
+
+def test_replicas_that_meet_every_step_are_refused():
+    require_one_replica(1)
+    with pytest.raises(UserError, match="--data-parallel-size 2 on a model of experts"):
+        require_one_replica(2)
 
 
 @pytest.mark.parametrize(("ladder", "draft_rows"), [((), 5), ((6, 16), 3), ((8, 16), 5)])

@@ -169,7 +169,22 @@ def _trimmed(runner: Any, planner: LengthPlanner, scheduler_output: Any) -> Any:
     return trim(scheduler_output, dict(zip(requests, kept.tolist(), strict=True)))
 
 
+def require_one_replica(ranks: int) -> None:
+    """Refuse replicas that meet in a collective every step, as those of experts do.
+
+    Raises:
+        UserError: there are several; each would replay a graph of its own size.
+    """
+    if ranks > 1:
+        raise UserError(
+            f"ascend_spec.adaptive is true with --data-parallel-size {ranks} on a model of "
+            "experts: the replicas must launch equal sizes, and each plans its own. Set it to 1, "
+            "or adaptive to false."
+        )
+
+
 def _planner(runner: Any, options: Options) -> LengthPlanner:
+    require_one_replica(runner.dp_size)
     config = runner.vllm_config
     parallel = config.parallel_config
     max_rows = config.scheduler_config.max_num_batched_tokens
