@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from harness import Batch, Case, Cases
 
+from benchmarks.engine import sampled
 from vllm_ascend_spec.engine import versions
 from vllm_ascend_spec.zoo import DRAFT_TOKENS, TARGETS, Zoo
 
@@ -44,6 +45,12 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
     script = Path(__file__).with_name("random_zoo.py")
     subprocess.run([sys.executable, str(script), str(root)], check=True)
     return Zoo(root)
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
+    """Random models of 32 tokens, for counting what is sampled."""
+    return sampled.toy_zoo(tmp_path_factory.mktemp("toy") / "zoo")
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ extension point reaches.
 from types import ModuleType
 from typing import Any
 
-from vllm_ascend_spec.engine import replay, replay_steps, runner
+from vllm_ascend_spec.engine import cpu_programs, replay, replay_steps, runner
 from vllm_ascend_spec.engine.patching import Replacement, declare, on_import
 
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
@@ -33,6 +33,13 @@ def replacements() -> tuple[Replacement, ...]:
                 ("create_masked_load", _masked_load),
                 ("create_masked_store", _masked_store),
             )
+        ),
+        Replacement(
+            target="triton.runtime.interpreter:InterpretedFunction.run",
+            reason="the interpreter runs a launch's programs one by one: seconds for a large batch",
+            make=cpu_programs.vectorised,
+            versions=">=3.4,<4",
+            distributions=("triton",),
         ),
         Replacement(
             target="vllm.config.vllm:VllmConfig._validate_adaptive_verification",

@@ -1,0 +1,94 @@
+"""Does a stream of tokens come from the distributions that it should come from?
+
+Every token has a distribution of its own, given its prefix. Tokens are put into cells, and the
+counts less what was expected are compared with their exact covariance, the sum of
+`diag(p) - p p^T` over the tokens: with the distributions right the differences are martingale
+differences, whatever drafting and trimming did in between as long as it looked at the past alone,
+and the statistic is chi-square with as many degrees of freedom as the covariance has rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """tokens: how many were counted. p_value: chance of a larger statistic by luck alone."""
+
+    tokens: int
+    statistic: float
+    degrees: int
+    p_value: float
+
+
+def processed(logits: Array, temperature: float, top_p: float) -> Array:
+    """Probabilities float64 [N, V] after temperature and nucleus sampling.
+
+    Of equal logits at the edge of the nucleus, those with the higher token id are kept first, as
+    a stable ascending sort cuts them.
+    """
+    scaled = logits.astype(np.float64) / temperature
+    scaled -= scaled.max(axis=1, keepdims=True)
+    chances = np.exp(scaled)
+    chances /= chances.sum(axis=1, keepdims=True)
+    if top_p >= 1.0:
+        return chances
+    order = np.argsort(logits, axis=1, kind="stable")
+    below = np.take_along_axis(chances, order, 1).cumsum(axis=1)
+    cut = below <= 1.0 - top_p
+    cut[:, -1] = False
+    kept = np.ones_like(cut)
+    np.put_along_axis(kept, order, ~cut, 1)
+    chances = np.where(kept, chances, 0.0)
+    return np.asarray(chances / chances.sum(axis=1, keepdims=True))
+
+
+def test(chances: Array, tokens: Array, strata: Array, least: float = 25.0) -> Verdict:
+    """Counts of each token in each stratum against expectation.
+
+    chances: float64 [N, V]; tokens: int [N]; strata: int [N], known before the token was drawn.
+    Tokens expected fewer than `least` times in a stratum share a cell.
+    """
+    from scipy.stats import chi2
+
+    statistic, degrees = 0.0, 0
+    for stratum in np.unique(strata):
+        inside = strata == stratum
+        p, drawn = chances[inside], tokens[inside]
+        expected = p.sum(axis=0)
+        if expected.sum() < 4 * least:
+            continue
+        cell = np.cumsum(expected >= least) - 1
+        rare = expected < least
+        cell = np.where(rare, cell.max() + 1, cell)
+        merged = p @ np.eye(int(cell.max()) + 1)[cell]
+        counts = np.bincount(cell[drawn], minlength=merged.shape[1])
+        difference = counts - merged.sum(axis=0)
+        covariance = np.diag(merged.sum(axis=0)) - merged.T @ merged
+        values, vectors = np.linalg.eigh(covariance)
+        # Cells add up to all tokens, so one direction has no variance at least.
+        real = values > 1e-6 * max(float(values[-1]), 1e-30)
+        projected = difference @ vectors
+        impossible = float(np.abs(projected[~real]).max(initial=0.0))
+        if impossible > 0.5:  # a token that cannot be drawn was drawn
+            return Verdict(tokens.size, float("inf"), int(real.sum()), 0.0)
+        statistic += float((projected[real] ** 2 / values[real]).sum())
+        degrees += int(real.sum())
+    return Verdict(tokens.size, statistic, degrees, float(chi2.sf(statistic, degrees)))
+
+
+def strata(offset: Array, verified: Array, drafted: Array) -> dict[str, Array]:
+    """Ways to sort tokens by how they came about; each is known before the token is drawn.
+
+    origin: 0 a row with a draft token, 1 the token after a draft that was verified whole, 2 the
+    token after a draft that was trimmed, 3 no draft at all. place: offset in the step, at most 3.
+    """
+    origin = np.where(offset < verified, 0, np.where(verified < drafted, 2, 1))
+    origin = np.where(drafted == 0, 3, origin)
+    return {"origin": origin, "origin and place": origin * 4 + np.minimum(offset, 3)}
