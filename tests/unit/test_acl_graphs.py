@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm_ascend_spec.graphs import acl
 from vllm_ascend_spec.graphs.dispatcher import Dispatcher, Eager, Replay, classify
@@ -21,6 +21,7 @@ def dispatch(lengths: list[int], ladder: list[int]) -> Replay | Eager:
     return dispatcher.dispatch(classify(Role.TARGET, lengths, [Phase.VERIFY] * len(lengths)))
 
 
+@settings(deadline=None)
 @given(LENGTHS, LADDERS)
 def test_a_launch_fills_its_graph_to_the_last_row(lengths: list[int], ladder: list[int]):
     launch = dispatch(lengths, ladder)
@@ -36,6 +37,7 @@ def test_a_launch_fills_its_graph_to_the_last_row(lengths: list[int], ladder: li
     assert all(0 <= length <= acl.LONGEST_ROW for length in padding)
 
 
+@settings(deadline=None)
 @given(LENGTHS, LADDERS)
 def test_rows_are_given_up_only_for_a_graph_and_no_more_than_needed(
     lengths: list[int], ladder: list[int]

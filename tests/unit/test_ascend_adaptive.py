@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
@@ -232,6 +232,7 @@ FOLLOWED = ALONE.clone()
 FOLLOWED[0, 1:] = 0.98
 
 
+@settings(deadline=None)
 @given(CONFIDENCES, CONFIDENCES, CONFIDENCES, st.integers(0, K - 2))
 @example(BEFORE, ALONE, FOLLOWED, 0)
 def test_a_sampled_token_is_verified_or_not_whatever_would_follow_it(

@@ -127,7 +127,8 @@ def test_one_graph_for_each_row_count_is_captured(runner: SimpleNamespace):
     """vllm-ascend keeps the tasks of captured attention by row count alone."""
     made = manager(runner, adaptive=True)
     captured = [graph.num_tokens for graph in made._capture_descs[Mode.FULL]]
-    assert captured == [8, 16, 32]
+    assert captured == [32, 16, 8]
+    assert [(key.rows, key.requests) for key in made.described] == [(8, 4), (16, 4), (32, 4)]
 
 
 @pytest.mark.parametrize("options", [{"adaptive": False}, {"adaptive": True, "mode": Mode.NONE}])

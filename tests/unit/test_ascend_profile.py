@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_ascend_spec.budget.surface import StepKind, Surface, SurfaceKey
@@ -47,6 +47,7 @@ def test_what_is_asked_for_stays_within_the_engine():
     assert contexts_to_time(20, 7) == [4]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 8), min_size=1, max_size=12).map(np.array),
     st.integers(0, 120),

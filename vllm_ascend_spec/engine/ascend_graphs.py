@@ -16,7 +16,7 @@ from typing import Any
 
 from vllm_ascend_spec.graphs import acl
 from vllm_ascend_spec.graphs.dispatcher import Batch, Dispatcher, Replay, classify
-from vllm_ascend_spec.graphs.keys import Phase, Role
+from vllm_ascend_spec.graphs.keys import GraphStore, Phase, Role
 from vllm_ascend_spec.options import Options
 
 logger = logging.getLogger("vllm.ascend_spec.graphs")
@@ -26,9 +26,13 @@ def extend(upstream: Any) -> Any:
     """A graph manager derived from vllm-ascend's `ModelAclGraphManager`."""
 
     class AscendSpecGraphManager(upstream):
-        """vllm-ascend's manager; `dispatcher` is None where every row has K + 1 tokens."""
+        """vllm-ascend's manager; `dispatcher` is None where every row has K + 1 tokens.
+
+        described: how the runner knows each graph that the dispatcher answers with.
+        """
 
         dispatcher: Dispatcher | None = None
+        described: GraphStore[Any]
 
         def _init_candidates(self) -> None:
             super()._init_candidates()
@@ -44,7 +48,7 @@ def extend(upstream: Any) -> Any:
             if self.dispatcher is not None and batch is not None and self._graphs_captured:
                 launch = self.dispatcher.dispatch(batch)
                 if isinstance(launch, Replay):
-                    return self.by_rows[launch.rows]
+                    return self.described[launch.key]
                 logger.debug("eager: %s", launch.message)
             # Upstream's table was emptied, so that no graph is found by its shape.
             return super().dispatch(num_reqs, num_tokens, uniform_token_count, num_active_loras)
@@ -58,18 +62,19 @@ def _for_any_lengths(manager: Any) -> Dispatcher:
     """One graph for each captured row count, in place of those for equal requests."""
     from vllm.config.compilation import CUDAGraphMode
 
-    equal = manager._capture_descs[CUDAGraphMode.FULL]
-    manager.by_rows = {
-        graph.num_tokens: dataclasses.replace(
-            graph,
-            num_reqs=min(graph.num_tokens, manager.max_num_reqs),
-            uniform_token_count=None,
+    equal = {graph.num_tokens: graph for graph in manager._capture_descs[CUDAGraphMode.FULL]}
+    captures = acl.captures(equal, manager.max_num_reqs)
+    manager.described = GraphStore()
+    for capture in captures:
+        graph = dataclasses.replace(
+            equal[capture.key.rows], num_reqs=capture.key.requests, uniform_token_count=None
         )
-        for graph in equal
-    }
-    manager._capture_descs[CUDAGraphMode.FULL] = list(manager.by_rows.values())
+        manager.described.put(capture.key, graph)
+    # The largest first, as upstream captures them.
+    keys = sorted(manager.described, reverse=True)
+    manager._capture_descs[CUDAGraphMode.FULL] = [manager.described[key] for key in keys]
     manager._candidates.clear()
-    return Dispatcher(Role.TARGET, acl.captures(manager.by_rows, manager.max_num_reqs))
+    return Dispatcher(Role.TARGET, captures)
 
 
 def batch_of(scheduler_output: Any, runner: Any) -> Batch:

@@ -23,7 +23,7 @@ from vllm_ascend_spec.engine.runner import wants_adaptive
 from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.graphs import acl
 from vllm_ascend_spec.graphs.dispatcher import Batch
-from vllm_ascend_spec.graphs.keys import GraphKey, Kind, Role
+from vllm_ascend_spec.graphs.keys import GraphKey, GraphStore, Kind, Role
 from vllm_ascend_spec.options import Options
 
 logger = logging.getLogger("vllm.ascend_spec.adaptive")
@@ -83,14 +83,12 @@ def extend(upstream: Any) -> Any:
             self, rows: int, requests: int, real: int, starts: Any, *args: Any, **named: Any
         ) -> Any:
             """As upstream; in a graph for rows of any length, padding requests share the rest."""
-            manager = self.cudagraph_manager
-            if getattr(manager, "dispatcher", None) is None or rows not in manager.by_rows:
+            graphs = described(self)
+            if not graphs or (graph := _verify_graph(rows, requests)) not in graphs:
                 return super()._pad_query_start_loc_for_fia(
                     rows, requests, real, starts, *args, **named
                 )
-            requests = manager.by_rows[rows].num_reqs
-            key = GraphKey(Role.TARGET, Kind.VERIFY, rows, requests)
-            starts[: requests + 1] = acl.padded_starts(starts[: real + 1].tolist(), key)
+            starts[: requests + 1] = acl.padded_starts(starts[: real + 1].tolist(), graph)
             return starts, requests
 
         def postprocess_sampled(
@@ -213,9 +211,19 @@ def _planner(runner: Any, options: Options) -> LengthPlanner:
     )
 
 
+def _verify_graph(rows: int, requests: int) -> GraphKey:
+    return GraphKey(Role.TARGET, Kind.VERIFY, rows, requests)
+
+
+def described(runner: Any) -> GraphStore[Any]:
+    """The target's FULL graphs for rows of any length; none without such graphs."""
+    found: GraphStore[Any] = getattr(runner.cudagraph_manager, "described", GraphStore())
+    return found
+
+
 def graph_rows(runner: Any) -> tuple[int, ...]:
     """Rows of the target's FULL graphs, ascending; capture sizes of other counts are rounded."""
-    return tuple(sorted(getattr(runner.cudagraph_manager, "by_rows", ())))
+    return tuple(sorted({graph.rows for graph in described(runner)}))
 
 
 def surface_key(config: Any, ladder: tuple[int, ...]) -> surfaces.SurfaceKey:
