@@ -132,6 +132,7 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the result file here")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="replays per figure")
     parser.add_argument("--tune", action="store_true", help="time other settings too")
+    parser.add_argument("--only", default="", help="cases of this type alone: bf16 or fp32")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("no CUDA device: these figures are of a GPU")

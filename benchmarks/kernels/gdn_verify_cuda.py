@@ -3,8 +3,7 @@
 PYTHONPATH=. python -m benchmarks.kernels.gdn_verify_cuda [--json PATH] [--repeats N]
 
 Builds csrc/cuda/gdn_verify.cu with the nvcc of the host. Each kernel is checked against float64
-before it is timed; one that is wrong is named and left out. Figures with a bar are of the launch
-cut that the library picks by itself.
+before it is timed; one that is wrong is named and left out. --only bf16 or fp32: one state type.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from benchmarks.kernels import gdn_verify as uniform
 from benchmarks.kernels._gdn import DIM, MAX_ROWS, Kernel, Replay, Shape
 from benchmarks.kernels.gdn_verify import BF16, FP32, row, sets_of
 
-CHECK_SECONDS = 90
-PICKED = "CUDA"
+CHECK_SECONDS = 40
 
 
 def cuda_kernel(opened: cuda.Library, variant: cuda.Variant | None) -> Kernel:
@@ -51,20 +49,21 @@ def within_limits(state: torch.dtype, errors: tuple[float, float]) -> bool:
     return errors[0] < uniform.LIMITS[state] and errors[1] < uniform.CACHE_LIMITS[state]
 
 
-def checked(opened: cuda.Library) -> list[cuda.Variant]:
+def checked(opened: cuda.Library, states: Sequence[torch.dtype]) -> list[cuda.Variant]:
     """Launch cuts that are right, each tried in a process of its own: one that faults or hangs
     takes no other with it."""
     module = "benchmarks.kernels.gdn_verify_cuda"
+    tried = [v for v in opened.variants if v.state_dtype in states]
     running = [
         subprocess.Popen(
             [sys.executable, "-c",
              f"from {module} import check_one; check_one({str(opened.path)!r}, {v.number})"],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
-        for v in opened.variants
+        for v in tried
     ]  # fmt: skip
     right = []
-    for variant, process in zip(opened.variants, running, strict=True):
+    for variant, process in zip(tried, running, strict=True):
         try:
             said = process.communicate(timeout=CHECK_SECONDS)[0]
         except subprocess.TimeoutExpired:
@@ -80,19 +79,15 @@ def checked(opened: cuda.Library) -> list[cuda.Variant]:
 def candidates(
     opened: cuda.Library, variants: list[cuda.Variant], state: torch.dtype
 ) -> dict[str, Kernel]:
-    """By name: what is picked, each launch cut, and Triton's default if it agrees with float64."""
-    kernels: dict[str, Kernel] = {PICKED: cuda_kernel(opened, None)}
-    kernels |= {
-        f"CUDA {v.name}": cuda_kernel(opened, v) for v in variants if v.state_dtype == state
-    }
-    for config in uniform.CONFIGS[state][:1]:
-        kernel = _gdn.triton_kernel(config)
-        errors = _gdn.replay_errors(state, kernel)
-        cut = f"{config.heads} heads, {config.block_v} rows, {config.num_warps} warps"
-        if within_limits(state, errors):
-            kernels[f"Triton {cut}"] = kernel
-        else:
-            print(f"  WRONG {state} Triton {cut}: {errors}", flush=True)
+    """By name: each launch cut of the state type, and Triton's default if it is right."""
+    kernels = {f"CUDA {v.name}": cuda_kernel(opened, v) for v in variants if v.state_dtype == state}
+    config = uniform.CONFIGS[state][0]
+    kernel = _gdn.triton_kernel(config)
+    errors = _gdn.replay_errors(state, kernel)
+    cut = f"Triton {config.heads} heads, {config.block_v} rows, {config.num_warps} warps"
+    if within_limits(state, errors):
+        return kernels | {cut: kernel}
+    print(f"  WRONG {state} {cut}: {errors}", flush=True)
     return kernels
 
 
@@ -112,25 +107,20 @@ def read_roof(state: torch.dtype, repeats: int) -> float:
     return _measure.read_time(list(states.chunk(2)), repeats).us
 
 
-def compare(state: torch.dtype, kernels: dict[str, Kernel]) -> Iterator[dict[str, Any]]:
+def compare(
+    state: torch.dtype, kernels: dict[str, Kernel], repeats: int
+) -> Iterator[dict[str, Any]]:
     """Every kernel's times, the shape with the bars first."""
     shapes = (
         Shape(state, 256, MAX_ROWS), Shape(state, 256, 1, 0),
-        Shape(state, 256, MAX_ROWS, flush=True), Shape(state, 256, 0, 0), Shape(state, 32, 1, 0),
-        Shape(state, 64, MAX_ROWS),
+        Shape(state, 256, MAX_ROWS, flush=True), Shape(state, 256, 0, 0),
+        Shape(state, 128, 1, 0), Shape(state, 32, 1, 0), Shape(state, 64, MAX_ROWS),
+        Shape(state, 32, MAX_ROWS), Shape(state, 256, 1, 12),
     )  # fmt: skip
     for shape in shapes:
-        for name, found in times(shape, kernels, 10).items():
-            yield row(f"{shape.name} {name}", "time", found.us, "us", better="lower")
-
-
-def bounds(opened: cuda.Library, state: torch.dtype) -> Iterator[dict[str, Any]]:
-    """Launches that leave out a part of the work; what they leave behind is of no use."""
-    problem = Replay(Shape(state, 256, MAX_ROWS), 2)
-    for variant in opened.bounds:
-        if variant.state_dtype == state:
-            us = _measure.time_calls(problem.calls(cuda_kernel(opened, variant)), 10).us
-            yield row(f"{problem.shape.name} {variant.name}", "time", us, "us", better="lower")
+        for name, found in times(shape, kernels, repeats).items():
+            yield row(f"{shape.name} {name}", "time", found.us, "us", better="lower",
+                      spread=found.spread)  # fmt: skip
 
 
 def figures(state: torch.dtype, name: str, kernel: Kernel, repeats: int) -> Iterator[Any]:
@@ -177,33 +167,54 @@ def beside_vllm(shape: Shape, ours: float, repeats: int, bar: float | None) -> I
         yield row(shape.name, "speedup over vllm", theirs / ours, baseline=theirs, bar=bar)
 
 
-def all_rows(states: Sequence[torch.dtype], repeats: int) -> Iterator[dict[str, Any]]:
-    """Of each state type the launch cuts beside each other, then the figures with a bar.
+def fastest(
+    opened: cuda.Library, state: torch.dtype, compared: list[dict[str, Any]]
+) -> tuple[str, Kernel]:
+    """What the library would pick if this run's fastest cut at the first shape were its default."""
+    few = next(v for v in opened.variants if v.state_dtype == state and "direct" in v.name)
+    first = Shape(state, 256, MAX_ROWS).name
+    us = {e["case"].removeprefix(f"{first} CUDA "): e["value"] for e in compared}
+    many = min(
+        (v for v in opened.variants if v.state_dtype == state and v.name in us),
+        key=lambda v: us[v.name],
+    )
+    most = few.heads * device_cores(torch.device("cuda"))
 
-    RuntimeError if the launch cut that is picked for 256 requests is wrong.
-    """
+    def run(*arguments: Any) -> Tensor:
+        heads = arguments[8].shape[0] * _gdn.HV  # slots
+        return cuda.replay_verify(
+            *arguments, DIM**-0.5, opened, few if heads <= most else many
+        )  # fmt: skip
+
+    return f"{many.name}, up to {most} heads {few.name}", run
+
+
+def all_rows(states: Sequence[torch.dtype], repeats: int) -> Iterator[dict[str, Any]]:
+    """Of each state type the launch cuts beside each other, then the bars' figures of the best."""
     opened = cuda.library()
-    variants = checked(opened)
+    variants = checked(opened, states)
     for state in states:
-        if opened.pick(state, 256 * _gdn.HV, device_cores(torch.device("cuda"))) not in variants:
-            raise RuntimeError(f"the launch cut for {state} that is picked is wrong: no figures")
-        kernels = candidates(opened, variants, state)
-        yield from compare(state, kernels)
-        yield from figures(state, PICKED, kernels[PICKED], repeats)
+        compared = []
+        for entry in compare(state, candidates(opened, variants, state), 15):
+            compared.append(entry)
+            yield entry
+        name, kernel = fastest(opened, state, compared)
+        print(f"  bars of {state}: {name}", flush=True)
+        yield from figures(state, name, kernel, repeats)
         torch.cuda.empty_cache()
-    for state in states:
-        yield from bounds(opened, state)
 
 
 def main() -> None:
     options = _measure.arguments(__doc__ or "")
+    states = {"bf16": (BF16,), "fp32": (FP32,)}.get(options.only, (BF16, FP32))
     notes = (
         f"HV {_gdn.HV}, HK {_gdn.HK}, d {DIM}, ring {_gdn.RING}. Captured graph of calls over "
         "input sets larger than L2, time a call. Read roof: the states of the batch, read and "
-        "added up, in the same run. Figures with a bar are of the launch cut that is picked. "
+        "added up, in the same run. Figures with a bar are of the cut that is fastest at B256 T8 "
+        "P4 and, where all heads fit the device at once, of the direct one. "
         f"vLLM: {'fused_sigmoid_gating_delta_rule_update' if _gdn.HAS_VLLM else 'not installed'}."
     )
-    rows = all_rows((BF16, FP32), options.repeats)
+    rows = all_rows(states, options.repeats)
     _measure.report("kernels/gdn_verify_cuda", rows, options, notes)
 
 

@@ -105,15 +105,16 @@ def main() -> None:
         f"{MAX_ROWS} rows, fused_recurrent_gated_delta_rule_packed_decode at 1 "
         f"({'run' if _gdn.HAS_VLLM else 'not installed'})."
     )
+    states = {"bf16": (BF16,), "fp32": (FP32,)}.get(options.only, (BF16, FP32))
     if options.tune:
         _measure.compiled(
-            [(s, n, config) for s in (BF16, FP32) for n in (MAX_ROWS, 1) for config in CONFIGS[s]],
+            [(s, n, config) for s in states for n in (MAX_ROWS, 1) for config in CONFIGS[s]],
             compile_one,
         )
     rows = (
         entry
-        for state in (BF16, FP32)
-        for length in (MAX_ROWS, 1)
+        for state in states
+        for length in (1, MAX_ROWS)
         for entry in measure(state, length, options)
     )
     _measure.report("kernels/gdn_verify_native", rows, options, notes)

@@ -1,5 +1,6 @@
-# One round on a GPU host: sh benchmarks/kernels/round.sh FOLDER
-# Figures as JSON and logs in FOLDER, what has a bar or is wrong at the end. About five minutes.
+# One round on a GPU host: sh benchmarks/kernels/round.sh FOLDER [short]
+# Figures as JSON and logs in FOLDER, what has a bar or is wrong at the end. About five minutes; short:
+# bf16 alone, 90 seconds.
 out=${1:?folder for the results}
 mkdir -p "$out"
 began=$(date +%s)
@@ -20,22 +21,34 @@ run() {
   timeout "$seconds" python3 -m "benchmarks.kernels.$name" --json "$out/$name.json" "$@" > "$out/$name.log" 2>&1
   echo "$name: exit $?, $(wc -l < "$out/$name.log") lines, $(($(date +%s) - began)) s since the start"
 }
-run pack_rows 40
-run gdn_verify_cuda 110
-
-if command -v ncu > /dev/null; then
-  timeout 40 ncu --clock-control none -k "regex:(pipeline|copied|direct)_kernel" --section SpeedOfLight --section Occupancy \
-    --section WarpStateStats --section SchedulerStats --section MemoryWorkloadAnalysis \
-    --section LaunchStats --section SourceCounters --import-source no -f -o "$out/gdn_verify" \
-    python3 -m benchmarks.kernels.gdn_verify_profile > "$out/ncu.log" 2>&1
-  echo "ncu: exit $?, $(($(date +%s) - began)) s since the start"
-  ncu --import "$out/gdn_verify.ncu-rep" --page details --csv > "$out/ncu_details.csv" 2>&1
-  ncu --import "$out/gdn_verify.ncu-rep" --page source --csv > "$out/ncu_source.csv" 2>&1
+nvidia-smi --query-gpu=timestamp,clocks.sm,clocks.mem,clocks_event_reasons.active,power.draw,temperature.gpu \
+  --format=csv -lms 500 > "$out/clocks.csv" 2>&1 &
+clocks=$!
+if [ "$2" = short ]; then
+  run gdn_verify_cuda 55 --only bf16
+  run max_softmax 20 --only bf16 --tune
+  run gdn_verify_native 25 --only bf16
+else
+  run pack_rows 40
+  run gdn_verify_cuda 110
+  run gdn_verify_native 60 --tune
+  run max_softmax 40 --tune
+  if command -v ncu > /dev/null; then
+    timeout 40 ncu --clock-control none -k "regex:(pipeline|copied|direct)_kernel" \
+      --section SpeedOfLight --section Occupancy --section WarpStateStats --section SchedulerStats \
+      --section MemoryWorkloadAnalysis --section LaunchStats --section SourceCounters \
+      --import-source no -f -o "$out/gdn_verify" \
+      python3 -m benchmarks.kernels.gdn_verify_profile > "$out/ncu.log" 2>&1
+    echo "ncu: exit $?, $(($(date +%s) - began)) s since the start"
+    ncu --import "$out/gdn_verify.ncu-rep" --page details --csv > "$out/ncu_details.csv" 2>&1
+    ncu --import "$out/gdn_verify.ncu-rep" --page source --csv > "$out/ncu_source.csv" 2>&1
+  fi
+  timeout 50 python3 -m pytest -q -x -p no:cacheprovider tests/kernels/test_gdn_verify_cuda.py \
+    tests/kernels/test_gdn_verify_replay.py -k "cuda or graph or fp32 or float32" \
+    > "$out/pytest.log" 2>&1
+  echo "pytest: exit $?, $(tail -n 1 "$out/pytest.log")"
 fi
-run gdn_verify_native 40
-run max_softmax 35 --tune
-timeout 50 python3 -m pytest -q -x -p no:cacheprovider tests/kernels/test_gdn_verify_cuda.py \
-  "tests/kernels/test_gdn_verify_replay.py" -k "cuda or graph or fp32 or float32" > "$out/pytest.log" 2>&1
-echo "pytest: exit $?, $(tail -n 1 "$out/pytest.log")"
-grep -E "right|WRONG" "$out"/*.log
-grep -hE "us  |bar |speedup|Error|error over" "$out"/pack_rows.log "$out"/gdn_verify_native.log "$out"/gdn_verify_cuda.log "$out"/max_softmax.log
+kill "$clocks"
+grep -hE "right|WRONG" "$out"/*.log
+sort -u -t, -k2,4 "$out/clocks.csv" | head -n 12
+grep -hE "us  |bar |speedup|Error|error over" "$out"/*.log

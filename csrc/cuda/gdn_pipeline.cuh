@@ -1,6 +1,7 @@
 // A step by blocks that stay: in each, one warp copies states into a ring of stages, some warps solve
-// small systems ahead, and eight warps multiply, a tile of every head each. No warp waits for what it
-// could have asked for earlier, and a stage is held only from its copy to its products.
+// small systems ahead and gather what belongs to them, and eight warps multiply, a tile of every head
+// each. Those never read device memory: a trip there takes a microsecond, and a head may not take
+// more than one and a half. A stage is held only from its copy to its products.
 #pragma once
 
 #include "gdn_fold.cuh"
@@ -10,59 +11,116 @@ namespace gdn {
 constexpr int kTileWarps = kDim / 16;
 constexpr int kMostBlocks = kRing / 8;  // of eight pending rows
 
-// What the warps that multiply need of a head, each lane's part where the lane finds it in one load.
-struct Record {
-  uint4 rows[8][32];  // Rows: K, then Q
-  uint4 solved[2][32];  // inverse, carry; from_state
-  uint2 beta[32];
-  uint4 weights[kMostBlocks][32];  // of eight pending rows on K, then on Q
-  float after[kRing];  // Pending::weight
-  float decay;  // of all pending rows
+// Rows of dv numbers, 16 bytes apart from a multiple of 128, so that lanes that read the same numbers
+// of different rows use different banks.
+template <int kRowCount, int kNumberBytes>
+struct RowTable {
+  static constexpr int kRowBytes = kDim * kNumberBytes + 16;
+  uint4 words[kRowCount * kRowBytes / 16];
+
+  WARP_FN const char* at(int row, int dv) const {
+    return reinterpret_cast<const char*>(words) + row * kRowBytes + dv * kNumberBytes;
+  }
+
+  WARP_FN char* at(int row, int dv) {
+    return reinterpret_cast<char*>(words) + row * kRowBytes + dv * kNumberBytes;
+  }
 };
 
-// A head's state takes kPartsOfHead stages. kLeftOut: what a launch for measurements does not do.
-enum LeftOut { kNothing, kAllButCopies, kProducts, kCopies };
+// Eight rows of dv numbers on their way from device memory into a table, 16 bytes a lane and load.
+template <int kNumberBytes>
+struct EightRows {
+  static constexpr int kLanesOfRow = kDim * kNumberBytes / 16, kLoads = 8 * kLanesOfRow / 32;
+  uint4 part[kLoads];
 
-template <bool kWide, int kSystemWarpCount, int kStageCount, int kPartsOfHead, LeftOut kWithout>
+  WARP_FN static int row(int load) { return (32 * load + warp::lane()) / kLanesOfRow; }
+
+  WARP_FN static int dv() { return warp::lane() % kLanesOfRow * (16 / kNumberBytes); }
+
+  // row_at(row): its address; rows from `count` on are zero.
+  template <typename RowAt>
+  WARP_FN void load(int count, RowAt row_at) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i)
+      part[i] = row(i) < count ? warp::load16(row_at(row(i)) + dv() * kNumberBytes)
+                               : uint4{0, 0, 0, 0};
+  }
+
+  template <typename Table>
+  WARP_FN void store(Table& table, int first) const {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) warp::store16(table.at(first + row(i), dv()), part[i]);
+  }
+};
+
+// What the warps that multiply need of a head, each lane's part where the lane finds it in one load.
+template <bool kWide>
+struct Record {
+  uint4 rows[8][32];               // Rows: K, then Q
+  uint4 solved[2][32];             // inverse, carry; from_state
+  uint2 beta[32];
+  uint4 weights[kMostBlocks][32];  // of eight pending rows on K, then on Q
+  float after[kRing];              // Pending::weight
+  uint4 decay;                     // of all pending rows, its first word
+  RowTable<kRows, 2> v;
+  RowTable<kRing, StateTile<kWide>::kUpdateBytes> updates;  // of pending rows, in their order
+};
+
+// A head's state takes kPartsOfHead stages.
+template <bool kWide, int kSystemWarpCount, int kStageCount, int kPartsOfHead>
 struct PipelineShared {
   static constexpr int kSystemWarps = kSystemWarpCount, kStages = kStageCount;
   static constexpr int kParts = kPartsOfHead, kTilesOfPart = kTileWarps / kParts;
   static constexpr int kStageBytes = kDim * kDim * StateTile<kWide>::kStateBytes / kParts;
-  static constexpr LeftOut kLeftOut = kWithout;
 
   uint4 stages[kStages][kStageBytes / 16];
-  Record records[kSystemWarps];
+  Record<kWide> records[kSystemWarps];
   uint64_t state_full[kStages], state_empty[kStages];
   uint64_t record_full[kSystemWarps], record_empty[kSystemWarps];
 };
 
 // The heads with rows among those of a block: every `blocks`-th one. All warps of a block see the
-// same ones in the same order.
+// same ones in the same order. A lane holds what it needs of one head in 32.
 struct Heads {
   const Arguments& x;
-  unsigned left = 0;  // of 32 heads
+  unsigned left = 0;
   int base;
+  int begin = 0, slot = 0, num_rows = 0, start = 0, pending = 0, flush = 0, head = 0;
 
   WARP_FN explicit Heads(const Arguments& arguments)
       : x(arguments), base(warp::block() - 32 * warp::blocks()) {}
 
-  WARP_FN int next() {
+  WARP_FN bool any() {
     const int total = x.requests * x.value_heads;
     while (left == 0) {
       base += 32 * warp::blocks();
-      if (base >= total) return -1;
-      const int head = base + warp::lane() * warp::blocks();
-      bool live = false;
-      if (head < total) {
-        const int request = head / x.value_heads;
-        live = x.slots[request] > 0 && x.query_start_loc[request + 1] > x.query_start_loc[request];
+      if (base >= total) return false;
+      const int unit = base + warp::lane() * warp::blocks();
+      num_rows = 0;
+      if (unit < total) {
+        const int which = unit / x.value_heads;
+        const Request request(x, which);
+        begin = request.begin, slot = request.slot, num_rows = request.num_rows;
+        start = request.start, pending = request.pending, flush = request.flush;
+        head = unit - which * x.value_heads;
       }
-      left = warp::ballot(live);
+      left = warp::ballot(num_rows > 0);
     }
-    const int bit = warp::lowest_bit(left);
-    left &= left - 1;
-    return base + bit * warp::blocks();
+    return true;
   }
+
+  // If there are any.
+  WARP_FN Work next() {
+    const int from = warp::lowest_bit(left);
+    left &= left - 1;
+    Request request;
+    request.begin = warp::shuffle(begin, from), request.slot = warp::shuffle(slot, from);
+    request.num_rows = warp::shuffle(num_rows, from), request.start = warp::shuffle(start, from);
+    request.pending = warp::shuffle(pending, from), request.flush = warp::shuffle(flush, from);
+    return Work(x, request, warp::shuffle(head, from), 0);
+  }
+
+  WARP_FN void skip() { left &= left - 1; }
 };
 
 // Use k of a ring's place: its number, and which phases its barriers are in.
@@ -87,33 +145,21 @@ WARP_FN void arrive_once(uint64_t* at) {
 template <bool kWide, typename Shared>
 WARP_FN void copy_states(const Arguments& x, Shared& shared) {
   Heads heads(x);
-  int k = 0;
-  for (int head = heads.next(); head >= 0; head = heads.next()) {
-    const Work w(x, 2 * head);
+  for (int k = 0; heads.any();) {
+    const char* const state_at = head_state<kWide>(x, heads.next());
 #pragma unroll
     for (int part = 0; part < Shared::kParts; ++part, ++k) {
       const Use<Shared::kStages> use(k);
       use.wait_empty(shared.state_empty);
       if (warp::lane() == 0)
-        warp::copy_and_arrive(shared.stages[use.place],
-                              head_state<kWide>(x, w) + part * Shared::kStageBytes,
+        warp::copy_and_arrive(shared.stages[use.place], state_at + part * Shared::kStageBytes,
                               Shared::kStageBytes, shared.state_full + use.place);
     }
   }
 }
 
-// v and the first updates of a head lie in L2 when the warps that multiply ask for them.
 template <bool kWide>
-WARP_FN void prefetch_inputs(const Arguments& x, const Work& w) {
-  const int row = warp::lane() >> 2, quarter = warp::lane() & 3;
-  if (row < w.num_rows)
-    warp::prefetch_l2(x.v + (w.begin + row) * x.v_row + w.head * kDim + quarter * (kDim / 4));
-  if (row < w.pending)
-    warp::prefetch_l2(update_of<kWide>(x, w, w.place(x, row), quarter * (kDim / 4)));
-}
-
-template <bool kWide>
-WARP_FN void write_record(const Prepared<kWide>& p, Record& record) {
+WARP_FN void write_system(const Prepared<kWide>& p, Record<kWide>& record) {
   const int lane = warp::lane();
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -129,83 +175,80 @@ WARP_FN void write_record(const Prepared<kWide>& p, Record& record) {
             warp::as_bits(p.from_state[1][0]), warp::as_bits(p.from_state[1][1])};
   record.beta[lane] = uint2{warp::as_bits(s.beta[0]), warp::as_bits(s.beta[1])};
   record.after[lane] = p.pending.weight;
-  if (lane == 0) record.decay = expf(p.pending.total);
+  if (lane == 0) record.decay.x = warp::as_bits(expf(p.pending.total));
 }
+
+// Keys and updates of eight pending rows, from `first` on.
+template <bool kWide>
+struct PendingInputs {
+  uint32_t keys[16];
+  EightRows<StateTile<kWide>::kUpdateBytes> updates;
+
+  WARP_FN void load(const Arguments& x, const Work& w, int first) {
+    load_pending_keys<kWide>(x, w, first, keys);
+    updates.load(w.pending - first, [&](int row) {
+      return static_cast<const char*>(update_of<kWide>(x, w, w.place(x, first + row), 0));
+    });
+  }
+};
 
 // Every kSystemWarps-th head, from `first` on.
 template <bool kWide, typename Shared>
 WARP_FN void solve_systems(const Arguments& x, Shared& shared, int first) {
   Heads heads(x);
-  const int g = warp::lane() >> 2;
-  int n = 0;
-  for (int head = heads.next(); head >= 0; head = heads.next(), ++n) {
+  for (int n = 0; heads.any(); ++n) {
     const Use<Shared::kSystemWarps> use(n);
-    if (use.place != first) continue;
-    const Work w(x, 2 * head);
-    prefetch_inputs<kWide>(x, w);
-    uint32_t keys[16];
-    load_pending_keys<kWide>(x, w, 0, keys);
-    const Prepared<kWide> prepared(x, w);
+    if (use.place != first) {
+      heads.skip();
+      continue;
+    }
+    const Work w = heads.next();
+    const HeadInputs<kWide> inputs(x, w);
+    PendingInputs<kWide> pending;
+    pending.load(x, w, 0);
+    EightRows<2> v;
+    v.load(w.num_rows, [&](int row) {
+      return reinterpret_cast<const char*>(x.v + (w.begin + row) * x.v_row + w.head * kDim);
+    });
+    const Prepared<kWide> prepared(x, w, inputs);
     use.wait_empty(shared.record_empty);
-    Record& record = shared.records[use.place];
-    write_record(prepared, record);
+    Record<kWide>& record = shared.records[use.place];
+    v.store(record.v, 0);
+    write_system(prepared, record);
     const PendingWeights weights_of(prepared.products, prepared.system);
     for (int block = 0; block < w.pending; block += 8) {
       float weights[4];
-      weights_of.get(prepared.rows, keys, prepared.pending, block, weights);
+      weights_of.get(prepared.rows, pending.keys, prepared.pending, block, weights);
       record.weights[block / 8][warp::lane()] =
           uint4{warp::as_bits(weights[0]), warp::as_bits(weights[1]), warp::as_bits(weights[2]),
                 warp::as_bits(weights[3])};
-      if (block + 8 < w.pending) load_pending_keys<kWide>(x, w, block + 8, keys);
+      pending.updates.store(record.updates, block);
+      if (block + 8 < w.pending) pending.load(x, w, block + 8);
     }
     arrive_once(shared.record_full + use.place);
   }
 }
 
-// A head as a warp that multiplies sees it before its turn: what comes from memory is under way.
-// tile: 16 rows of dv; the lane's are dv and dv + 1.
-template <bool kWide>
-struct TileWork {
-  Work w;
-  Values v;                // tile 0 of it
-  Updates<kWide> updates;  // tile 0 of it, of the first eight pending rows
-
-  WARP_FN TileWork(const Arguments& x, int head, int dv) : w(x, 2 * head) {
-    const int c = warp::lane() & 3;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int row = 2 * c + e;
-      v.x[e][0] = 0;
-      if (row < w.num_rows)
-        v.x[e][0] = warp::load4(x.v + (w.begin + row) * x.v_row + w.head * kDim + dv);
-    }
-    load_block(x, 0, dv);
-  }
-
-  WARP_FN void load_block(const Arguments& x, int first, int dv) {
-    const int c = warp::lane() & 3;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int row = first + 2 * c + e;
-      updates.load_pair(e, update_of<kWide>(x, w, w.place(x, row), dv), row < w.pending);
-    }
-  }
-};
-
-template <bool kWide>
-WARP_FN void multiply_tile(const Arguments& x, TileWork<kWide>& work, int dv,
-                           const StateTile<kWide>& state, const Record& record) {
+// 16 rows of dv of a head; the lane's are dv and dv + 1. What it read of the record is in registers
+// when `release` is called.
+template <bool kWide, typename Release>
+WARP_FN void multiply_tile(const Arguments& x, const Work& w, int dv, const StateTile<kWide>& state,
+                           const Record<kWide>& record, Release release) {
   const int lane = warp::lane(), c = lane & 3;
-  const Work& w = work.w;
   float pending[2][4] = {};
   for (int block = 0; block < w.pending; block += 8) {
+    Updates<kWide> updates;  // tile 0 of it
+#pragma unroll
+    for (int e = 0; e < 2; ++e) updates.load_pair(e, record.updates.at(block + 2 * c + e, dv), true);
     const uint4 bits = record.weights[block / 8][lane];
     const float weights[4] = {warp::as_float(bits.x), warp::as_float(bits.y), warp::as_float(bits.z),
                               warp::as_float(bits.w)};
-    work.updates.apply(0, pending[0], weights);
-    work.updates.apply(0, pending[1], weights + 2);
-    if (block + 8 < w.pending) work.load_block(x, block + 8, dv);
+    updates.apply(0, pending[0], weights);
+    updates.apply(0, pending[1], weights + 2);
   }
+  Values v;  // tile 0 of it
+#pragma unroll
+  for (int e = 0; e < 2; ++e) v.x[e][0] = warp::load4(record.v.at(2 * c + e, dv));
   Rows rows;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -215,6 +258,7 @@ WARP_FN void multiply_tile(const Arguments& x, TileWork<kWide>& work, int dv,
   }
   const uint4 solved = record.solved[0][lane], from = record.solved[1][lane];
   const uint2 beta = record.beta[lane];
+  release();
   const float inverse[2] = {warp::as_float(solved.x), warp::as_float(solved.y)};
   const float carry[2] = {warp::as_float(solved.z), warp::as_float(solved.w)};
   const float from_state[2][2] = {{warp::as_float(from.x), warp::as_float(from.y)},
@@ -222,7 +266,7 @@ WARP_FN void multiply_tile(const Arguments& x, TileWork<kWide>& work, int dv,
   System system;
   system.beta[0] = warp::as_float(beta.x), system.beta[1] = warp::as_float(beta.y);
   Results<kWide> results;  // tile 0 of it
-  finish_tile(state, 0, rows, system, from_state, Right<kWide>(inverse), Right<kWide>(carry), work.v,
+  finish_tile(state, 0, rows, system, from_state, Right<kWide>(inverse), Right<kWide>(carry), v,
               pending, results);
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
@@ -236,34 +280,32 @@ WARP_FN void multiply_tile(const Arguments& x, TileWork<kWide>& work, int dv,
 template <bool kWide, typename Shared>
 WARP_FN void multiply_heads(const Arguments& x, Shared& shared, int tile) {
   constexpr int kRowBytes = kDim * StateTile<kWide>::kStateBytes;
+  constexpr int kQuartersAtOnce = kWide ? 1 : kQuarters;  // as many as registers allow
   const int in_tile = 2 * (warp::lane() >> 2), dv = 16 * tile + in_tile;
   const int part = tile / Shared::kTilesOfPart;
   const int rows_at = (16 * (tile % Shared::kTilesOfPart) + in_tile) * kRowBytes;
   Heads heads(x);
-  int head = heads.next();
-  if (head < 0) return;
-  TileWork<kWide> next(x, head, dv);
-  for (int n = 0; head >= 0; ++n) {
-    TileWork<kWide> work = next;
-    head = heads.next();
-    if (head >= 0) next = TileWork<kWide>(x, head, dv);
-
+  for (int n = 0; heads.any(); ++n) {
+    const Work w = heads.next();
     const Use<Shared::kSystemWarps> use(n);
     const Use<Shared::kStages> stage(n * Shared::kParts + part);
-    if (Shared::kLeftOut != kCopies) stage.wait_full(shared.state_full);
+    uint64_t* const record_empty = shared.record_empty + use.place;
+    const Record<kWide>& record = shared.records[use.place];
+    const bool folds = w.flush != 0 && w.pending > 0;
+    stage.wait_full(shared.state_full);
     StateTile<kWide> state;
     state.template load<false>(reinterpret_cast<const char*>(shared.stages[stage.place]) + rows_at);
     arrive_once(shared.state_empty + stage.place);
-    if (Shared::kLeftOut == kAllButCopies) continue;
     use.wait_full(shared.record_full);
-    const Record& record = shared.records[use.place];
-    if (Shared::kLeftOut != kProducts) multiply_tile(x, work, dv, state, record);
-    if (work.w.flush != 0 && work.w.pending > 0)
-#pragma unroll
-      for (int quarter = 0; quarter < kQuarters; ++quarter)
-        fold_quarters<kWide, 1>(x, work.w, state, quarter, dv, record.decay,
-                                [&](int row) { return record.after[row & 31]; });
-    arrive_once(shared.record_empty + use.place);
+    multiply_tile(x, w, dv, state, record, [&] {
+      if (!folds) arrive_once(record_empty);
+    });
+    if (!folds) continue;
+    const float decay = warp::as_float(record.decay.x);
+    for (int quarter = 0; quarter < kQuarters; quarter += kQuartersAtOnce)
+      fold_quarters<kWide, kQuartersAtOnce>(x, w, state, quarter, dv, decay,
+                                            [&](int row) { return record.after[row & 31]; });
+    arrive_once(record_empty);
   }
 }
 
@@ -286,7 +328,7 @@ WARP_FN void run_pipeline(const Arguments& x, Shared& shared) {
     multiply_heads<kWide>(x, shared, role);
   else if (role == kTileWarps + Shared::kSystemWarps)
     copy_states<kWide>(x, shared);
-  else if (Shared::kLeftOut != kAllButCopies)
+  else
     solve_systems<kWide>(x, shared, role - kTileWarps);
 }
 

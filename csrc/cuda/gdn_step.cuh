@@ -56,9 +56,10 @@ WARP_FN void step_direct(const Arguments& x, int head) {
   StateTile<kWide> ahead[kDepth];
 #pragma unroll
   for (int tile = 0; tile < kDepth; ++tile) ahead[tile].template load<true>(tile_rows<kWide>(state_at, tile));
+  const HeadInputs<kWide> head_inputs(x, w);
   HalfInputs<kWide> inputs;
   inputs.load(x, w);
-  const Prepared<kWide> prepared(x, w);
+  const Prepared<kWide> prepared(x, w, head_inputs);
 #pragma unroll 1
   for (int half = 0; half < kHalves; ++half) {
     if (half > 0) {
@@ -103,9 +104,10 @@ WARP_FN void step_copied(const Arguments& x, char* buffer, uint64_t* barrier, in
   warp::Copier copier;
   copier.init(barrier);
   copier.start(buffer, half_state<kWide>(x, w), kHalf * kDim * StateTile<kWide>::kStateBytes);
+  const HeadInputs<kWide> head_inputs(x, w);
   HalfInputs<kWide> inputs;
   inputs.load(x, w);
-  const Prepared<kWide> prepared(x, w);
+  const Prepared<kWide> prepared(x, w, head_inputs);
   HalfHead<kWide> work(x, w, prepared, inputs);
   copier.wait();
   finish_copied<kWide>(work, buffer);

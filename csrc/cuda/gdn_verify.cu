@@ -55,10 +55,10 @@ constexpr Variant copied(const char* name) {
           1};
 }
 
-template <bool kWide, int kSystemWarps, int kStages, int kParts,
-          gdn::LeftOut kLeftOut = gdn::kNothing>
+template <bool kWide, int kSystemWarps, int kStages, int kParts>
 constexpr Variant pipeline(const char* name) {
-  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kParts, kLeftOut>;
+  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kParts>;
+  static_assert(sizeof(Shared) <= 227 * 1024, "shared memory of a block");
   return {name, kWide, pipeline_kernel<kWide, Shared>, gdn::kTileWarps + kSystemWarps + 1,
           1,    sizeof(Shared), 0};
 }
@@ -84,16 +84,13 @@ const Variant kVariants[] = {
     direct<false, 4, 2, 2>("direct w4 b2 d2 whole heads"),
     copied<true, 2, 3>("copied w2 b3"),
     direct<true, 2, 4, 1>("direct w2 b4 d1 whole heads"),
-    pipeline<false, 7, 5, 1>("pipeline s7 r5"),
-    pipeline<false, 7, 10, 2>("pipeline s7 r10 halves"),
-    pipeline<false, 11, 4, 1>("pipeline s11 r4"),
-    pipeline<false, 5, 11, 2>("pipeline s5 r11 halves"),
-    pipeline<false, 7, 5, 1, gdn::kAllButCopies>("bound: states alone"),
-    pipeline<false, 7, 5, 1, gdn::kProducts>("bound: no products"),
-    pipeline<false, 7, 5, 1, gdn::kCopies>("bound: no states"),
-    pipeline<true, 7, 5, 2>("pipeline s7 r5"),
-    pipeline<true, 5, 5, 2>("pipeline s5 r5"),
-    pipeline<true, 7, 5, 2, gdn::kAllButCopies>("bound: states alone"),
+    pipeline<false, 5, 4, 1>("pipeline s5 r4"),
+    pipeline<false, 5, 8, 2>("pipeline s5 r8 halves"),
+    pipeline<false, 4, 9, 2>("pipeline s4 r9 halves"),
+    pipeline<false, 6, 7, 2>("pipeline s6 r7 halves"),
+    pipeline<false, 7, 3, 1>("pipeline s7 r3"),
+    pipeline<true, 4, 3, 2>("pipeline s4 r3"),
+    pipeline<true, 3, 8, 4>("pipeline s3 r8 quarters"),
 };
 constexpr int kVariantCount = sizeof(kVariants) / sizeof(kVariants[0]);
 

@@ -24,24 +24,40 @@ struct Arguments {
   float scale;
 };
 
-// What a warp works on. Without rows or with the null slot, num_rows is 0.
+// A request's part of a step. Without rows or with the null slot, num_rows is 0.
+struct Request {
+  int begin, slot, num_rows, start, pending, flush;
+
+  Request() = default;
+
+  // All in one trip to memory, which takes a microsecond under load.
+  WARP_FN Request(const Arguments& x, int request) {
+    slot = warp::load_now(x.slots + request);
+    begin = warp::load_now(x.query_start_loc + request);
+    const int end = warp::load_now(x.query_start_loc + request + 1);
+    start = warp::load_now(x.start + request);
+    pending = warp::load_now(x.pending + request);
+    flush = warp::load_now(x.flush + request);
+    // Always so, of the last three; but what a branch on num_rows does not need, the compiler asks
+    // for behind it.
+    constexpr int kNever = -2147483647;
+    const bool live = slot > 0 && end > begin && (start | pending) >= 0 && flush != kNever;
+    num_rows = live ? (end - begin < kRows ? end - begin : kRows) : 0;
+  }
+};
+
+// What a warp works on.
 struct Work {
   int64_t begin, slot;
   int num_rows, start, pending, flush, head, key_head, half;
 
-  WARP_FN Work(const Arguments& x, int unit) {
-    const int request = (unit >> 1) / x.value_heads;
-    half = unit & 1;
-    head = (unit >> 1) - request * x.value_heads;
-    key_head = head / x.group;
-    slot = x.slots[request];
-    begin = x.query_start_loc[request];
-    num_rows = x.query_start_loc[request + 1] - static_cast<int>(begin);
-    start = x.start[request];
-    pending = x.pending[request];
-    flush = x.flush[request];
-    num_rows = slot > 0 && num_rows > 0 ? (num_rows < kRows ? num_rows : kRows) : 0;
-  }
+  WARP_FN Work(const Arguments& x, int unit)
+      : Work(x, Request(x, (unit >> 1) / x.value_heads), (unit >> 1) % x.value_heads, unit & 1) {}
+
+  WARP_FN Work(const Arguments& x, const Request& request, int which_head, int which_half)
+      : begin(request.begin), slot(request.slot), num_rows(request.num_rows), start(request.start),
+        pending(request.pending), flush(request.flush), head(which_head),
+        key_head(which_head / x.group), half(which_half) {}
 
   // row < W, and for a row that is used start + row < 2 W.
   WARP_FN int place(const Arguments& x, int row) const {
@@ -88,40 +104,34 @@ WARP_FN void clear(uint32_t (&x)[16]) {
   for (int i = 0; i < 16; ++i) x[i] = 0;
 }
 
+// What a head needs besides its state and its values, as it lies in memory.
 template <bool kWide>
-WARP_FN Rows load_rows(const Arguments& x, const Work& w) {
-  const int g = warp::lane() >> 2;
+struct HeadInputs {
   Rows rows;
-  clear(rows.k), clear(rows.q);
-  if (g < w.num_rows) {
-    StateTile<kWide>::load_channels(x.k + (w.begin + g) * x.k_row + w.key_head * kDim, rows.k);
-    StateTile<kWide>::load_channels(x.q + (w.begin + g) * x.q_row + w.key_head * kDim, rows.q);
+  float a, b, dt_bias, A_log;  // of row lane % 8
+  float log_decay, key_norm;   // of pending row `lane`
+
+  WARP_FN HeadInputs(const Arguments& x, const Work& w) {
+    const int lane = warp::lane(), g = lane >> 2, row = lane & 7;
+    clear(rows.k), clear(rows.q);
+    if (g < w.num_rows) {
+      StateTile<kWide>::load_channels(x.k + (w.begin + g) * x.k_row + w.key_head * kDim, rows.k);
+      StateTile<kWide>::load_channels(x.q + (w.begin + g) * x.q_row + w.key_head * kDim, rows.q);
+    }
+    const int64_t at = (w.begin + row) * x.gate_row + w.head;
+    a = row < w.num_rows ? warp::bf16_low(x.a[at]) : 0.0f;
+    b = row < w.num_rows ? warp::bf16_low(x.b[at]) : 0.0f;
+    dt_bias = x.dt_bias_is_bf16 ? warp::bf16_low(static_cast<const uint16_t*>(x.dt_bias)[w.head])
+                                : static_cast<const float*>(x.dt_bias)[w.head];
+    A_log = x.A_log[w.head];
+    const bool pends = lane < w.pending;
+    const int place = w.place(x, lane);
+    log_decay =
+        pends ? x.log_decay[w.slot * x.decay_slot + w.head * x.ring_rows + place] : 0.0f;
+    key_norm =
+        pends ? x.key_norm[w.slot * x.norm_slot + w.key_head * x.ring_rows + place] : 0.0f;
   }
-  return rows;
-}
-
-WARP_FN Gates load_gates(const Arguments& x, const Work& w) {
-  const int row = warp::lane() & 7;
-  const bool real = row < w.num_rows;
-  const int64_t at = (w.begin + row) * x.gate_row + w.head;
-  const float a = real ? warp::bf16_low(x.a[at]) : 0.0f;
-  const float b = real ? warp::bf16_low(x.b[at]) : 0.0f;
-  const float dt_bias = x.dt_bias_is_bf16
-                            ? warp::bf16_low(static_cast<const uint16_t*>(x.dt_bias)[w.head])
-                            : static_cast<const float*>(x.dt_bias)[w.head];
-  return gates_of(a, b, dt_bias, x.A_log[w.head], real);
-}
-
-WARP_FN Pending load_pending(const Arguments& x, const Work& w) {
-  const int lane = warp::lane();
-  const bool real = lane < w.pending;
-  const int place = w.place(x, lane);
-  const float log_decay =
-      real ? x.log_decay[w.slot * x.decay_slot + w.head * x.ring_rows + place] : 0.0f;
-  const float norm =
-      real ? x.key_norm[w.slot * x.norm_slot + w.key_head * x.ring_rows + place] : 0.0f;
-  return pending_of(log_decay, norm);
-}
+};
 
 // Append the rows of this step, except their updates. They lie behind the pending rows, so no warp
 // overwrites what another one reads; one warp of a head (of a key head) writes what its warps share.
@@ -173,15 +183,17 @@ struct PendingWeights {
 // All that a warp knows of a head before it needs the state.
 template <bool kWide>
 struct Prepared {
-  Rows rows;
+  const Rows& rows;
   Products products;
   Pending pending;
   System system;
   float from_state[2][2];
 
-  WARP_FN Prepared(const Arguments& x, const Work& w)
-      : rows(load_rows<kWide>(x, w)), pending(load_pending(x, w)) {
-    const Gates gates = load_gates(x, w);
+  WARP_FN Prepared(const Arguments& x, const Work& w, const HeadInputs<kWide>& in)
+      : rows(in.rows) {
+    const Gates gates =
+        gates_of(in.a, in.b, in.dt_bias, in.A_log, (warp::lane() & 7) < w.num_rows);
+    pending = pending_of(in.log_decay, in.key_norm);
     products = products_of(rows, x.scale);
     system = solve(products, gates, w.num_rows);
     append<kWide>(x, w, rows, products, gates);

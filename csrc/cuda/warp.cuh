@@ -158,6 +158,13 @@ WARP_FN uint4 load_stream(const void* at) {
   return x;
 }
 
+// Asked for here, and not where the compiler first needs it: behind a branch, say.
+WARP_FN int load_now(const int* at) {
+  int x;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(x) : "l"(at));
+  return x;
+}
+
 WARP_FN uint4 load16(const void* at) { return *static_cast<const uint4*>(at); }
 
 WARP_FN uint32_t load4(const void* at) { return *static_cast<const uint32_t*>(at); }
@@ -224,8 +231,8 @@ struct Copier {
   WARP_FN void init(uint64_t* barrier_at) {
     barrier = static_cast<uint32_t>(__cvta_generic_to_shared(barrier_at));
     if (lane() == 0) {
+      // No fence.mbarrier_init: it waits for all loads under way, and no other warp comes here.
       asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     sync();

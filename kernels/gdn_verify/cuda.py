@@ -75,10 +75,7 @@ class Library:
         ]  # fmt: skip
         if self._library.gdn_verify_argument_bytes() != ctypes.sizeof(_Arguments):
             raise RuntimeError(f"{path} was built from other sources; build it again")
-        found = [self._variant(i) for i in range(self._library.gdn_verify_variant_count())]
-        # Bounds leave out a part of the work, to see what the rest takes.
-        self.variants = [v for v in found if not v.name.startswith("bound")]
-        self.bounds = [v for v in found if v.name.startswith("bound")]
+        self.variants = [self._variant(i) for i in range(self._library.gdn_verify_variant_count())]
 
     def _variant(self, number: int) -> Variant:
         wide = self._library.gdn_verify_variant_is_fp32(number)

@@ -31,7 +31,7 @@ void copied(const gdn::Arguments& x) {
 template <bool kWide>
 void pipeline(const gdn::Arguments& x) {
   constexpr int kSystemWarps = 2, kStages = 3, kBlocks = 2;
-  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kWide ? 2 : 1, gdn::kNothing>;
+  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kWide ? 2 : 1>;
   const auto shared = std::make_unique<Shared>();
   for (int block = 0; block < kBlocks; ++block) {
     std::memset(static_cast<void*>(shared.get()), 0x55, sizeof(Shared));
