@@ -41,9 +41,43 @@ def main() -> None:
     upstream = AdaptiveVerificationManager(
         states, torch.zeros(5, dtype=torch.int32), 1, max_total_logits=1000
     )
-    limits = Limits(K, 4, 64, max_draft_rows=8)
-    manager = BudgetManager(upstream, "dspark", limits, lockstep=False, may_skip=True, runner=None)
-    print(json.dumps(play(manager, torch)))
+
+    def manager(limits: Limits, runner: Any = None) -> BudgetManager:
+        kind = {"lockstep": False, "may_skip": True, "publishes": False}
+        return BudgetManager(upstream, "dspark", limits, runner=runner, **kind)
+
+    found = play(manager(Limits(K, 4, 64, max_draft_rows=8)), torch)
+    unprobed = Limits(K, 4, 64, probe_share=0.0, probe_credit_ms=0.0)
+    drawing = SimpleNamespace(speculator=SimpleNamespace(draft_logits=torch.zeros(1)))
+    for name, runner, temperature in (
+        ("drawn and sampled", drawing, 1.0),
+        ("drawn, greedy", drawing, 0.0),
+        ("likeliest and sampled", None, 1.0),
+    ):
+        found[name] = [
+            total_after(manager(unprobed, runner), torch, temperature, drafts)
+            for drafts in (CONFIDENCES, [[0.02] * K] * 3)
+        ]
+    print(json.dumps(found))
+
+
+def total_after(manager: Any, torch: Any, temperature: float, newest: Any) -> int:
+    """Rows of a step whose drafts have these confidences, after rounds that were all alike."""
+    from vllm_ascend_spec.engine.cpu_adaptive import assumed_surface
+    from vllm_ascend_spec.options import CpuOptions
+
+    cost = CpuOptions(verify_cost_ms=[(rows, 1 + 0.3 * rows) for rows in range(1, 33)])
+    manager.use_surface(assumed_surface(cost, "dspark", K))
+    slots = np.array([2, 0, 3])
+    batch = SimpleNamespace(num_reqs=3, idx_mapping=torch.from_numpy(slots), idx_mapping_np=slots)
+    for slot in slots:
+        manager.add_request(int(slot))
+        manager.describe_request(int(slot), temperature, 1.0, adaptive=True)
+    for confidences in (CONFIDENCES, CONFIDENCES, newest):
+        manager.observe_verdict(torch.ones(3, dtype=torch.int32))
+        manager.record_confidences(torch.tensor(confidences), batch)
+        total = step(manager, torch, batch)["total"]
+    return total
 
 
 def play(manager: Any, torch: Any) -> dict[str, Any]:

@@ -39,9 +39,19 @@ def test_a_request_that_opted_out_keeps_its_draft_whole(played: dict[str, Any]):
     assert sum(played["opted_out"]["lengths"]) == 11
 
 
-def test_nan_confidences_rank_last_and_are_counted(played: dict[str, Any]):
-    assert played["nan"]["lengths"][0] < 5
+def test_a_draft_with_nan_confidences_is_verified_whole_and_counted(played: dict[str, Any]):
+    assert played["nan"]["lengths"][0] == 5
+    assert sum(played["nan"]["lengths"]) == 11
     assert played["invalid"] == 4
+
+
+def test_where_drafts_are_drawn_the_total_does_not_depend_on_them(played: dict[str, Any]):
+    """A confidence depends on the draft tokens before it, and through the total on all of them."""
+    usual, unusual = played["drawn and sampled"]
+    assert usual == unusual
+    for harmless in ("drawn, greedy", "likeliest and sampled"):
+        usual, unusual = played[harmless]
+        assert usual > unusual
 
 
 def test_a_skipped_round_has_nothing_to_verify(played: dict[str, Any]):

@@ -128,6 +128,8 @@ class RequestMemory:
         self.typical: Grid = self._plain.copy()
         self._population = self._plain[0].astype(np.int32)
         self._seen = np.zeros(max_requests, dtype=np.int32)
+        # Slots whose newest draft came with a NaN or out-of-range confidence.
+        self.unknown = np.zeros(max_requests, dtype=np.bool_)
         self._version = calibration.version
 
     def begin(self, slot: int, sampling: int = 0) -> None:
@@ -136,18 +138,33 @@ class RequestMemory:
         self._read = (self._read + 1) % self._recent.shape[0]
         self._classes[slot] = sampling
         self._seen[slot] = 0
+        self.unknown[slot] = False
         self._plain[slot] = self.newest[slot] = self._survival(slice(slot, slot + 1))[0]
         self.typical[slot] = self._population
 
     def record(
-        self, slots: Ints, scores: Scores, drafted: npt.NDArray[np.bool_], depth: int
+        self,
+        slots: Ints,
+        scores: Scores,
+        drafted: npt.NDArray[np.bool_],
+        depth: int,
+        valid: npt.NDArray[np.bool_] | None = None,
     ) -> Grid:
         """scores [R, K], valid up to `depth`, of the requests that were `drafted`, bool [R].
 
+        valid: bool [R], whose confidences are numbers. The draft of any other is to be verified
+        whole: it ranks before all others, and what is known of its request stays as it was.
         Returns the survivals [R, K] of the recorded drafts, 0 for the others.
         """
         if self._version != self._calibration.version:
             self._recalibrate()
+        self.unknown[slots] = False
+        if valid is not None and not valid.all():
+            lost = slots[drafted & ~valid]
+            survival = self.record(slots, scores, drafted & valid, depth)
+            self.unknown[lost] = True
+            self.newest[lost] = ONE - 1 - np.arange(self.newest.shape[1])
+            return survival
         if drafted.all():
             return self._record(slots, scores, depth)
         idle = slots[~drafted]
@@ -185,6 +202,9 @@ class RequestMemory:
         """
         requests = slots.shape[0]
         newest: Grid = self.newest[slots]
+        lost = self.unknown[slots]
+        if lost.any():
+            newest[lost] = self.typical[slots[lost]]
         if requests >= 8 * EVEN_REQUESTS:
             return newest
         weight = 256 * requests // (requests + EVEN_REQUESTS)

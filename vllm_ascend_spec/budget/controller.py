@@ -18,20 +18,22 @@ from vllm_ascend_spec.budget.confidence import RequestMemory
 from vllm_ascend_spec.budget.cost import CostModel
 from vllm_ascend_spec.budget.planner import Limits, Plan, Planner, StepBatch
 from vllm_ascend_spec.budget.surface import StepKind
-from vllm_ascend_spec.budget.survival import Grid, Ints, Scores, quantise_scores
+from vllm_ascend_spec.budget.survival import Grid, Ints, Scores, quantise_scores, valid_rows
 
 
 @dataclass(frozen=True)
 class Drafts:
     """One drafting round as recorded, in batch order: hand it back with the outcome.
 
-    scores uint16 [R, K], survival uint16 [R, K], classes and slots int [R].
+    scores uint16 [R, K], survival uint16 [R, K], classes and slots int [R]. valid: bool [R], False
+    where a confidence was no number; None for none.
     """
 
     slots: Ints
     classes: Ints
     scores: Scores
     survival: Grid
+    valid: npt.NDArray[np.bool_] | None = None
 
 
 class BudgetController:
@@ -70,9 +72,10 @@ class BudgetController:
         """
         scores, invalid = quantise_scores(confidence, drafted)
         self.counters.invalid += invalid
+        valid = valid_rows(confidence, drafted) if invalid else None
         depth = self.planner.limits.draft_tokens if depth is None else depth
-        survival = self.memory.record(slots, scores, drafted > 0, depth)
-        return Drafts(slots, self.memory.classes(slots), scores, survival)
+        survival = self.memory.record(slots, scores, drafted > 0, depth, valid)
+        return Drafts(slots, self.memory.classes(slots), scores, survival, valid)
 
     def plan(
         self,
@@ -100,9 +103,13 @@ class BudgetController:
         )
 
     def observe(self, drafts: Drafts, drafted: Ints, verified: Ints, accepted: Ints) -> None:
-        """What became of a recorded round; int [R] each, accepted without the bonus token."""
-        self.calibration.observe(drafts.scores, drafts.classes, verified, accepted)
-        self.reliability.observe(drafts.survival, verified, accepted)
+        """What became of a recorded round; int [R] each, accepted without the bonus token.
+
+        Drafts without a valid confidence are counted, and teach nothing.
+        """
+        graded = verified if drafts.valid is None else np.where(drafts.valid, verified, 0)
+        self.calibration.observe(drafts.scores, drafts.classes, graded, accepted)
+        self.reliability.observe(drafts.survival, graded, accepted)
         counters = self.counters
         counters.drafted += int(drafted.sum())
         counters.verified += int(verified.sum())

@@ -30,7 +30,8 @@ def quantise_scores(
 ) -> tuple[Scores, int]:
     """Raw confidences [R, K] in [0, 1] -> (scores uint16 [R, K] in 0..1023, invalid count).
 
-    NaN, infinite and out-of-range values become 0, which trims the row there, and are counted.
+    NaN, infinite and out-of-range values become 0 and are counted; what that means for their
+    request is `RequestMemory.record`'s affair.
     available: draft tokens per request, int [R]; what lies beyond is 0 and not counted.
     """
     values = np.asarray(confidence, dtype=np.float32)
@@ -47,6 +48,14 @@ def quantise_scores(
     )
     rounded += np.float32(0.5)
     return rounded.astype(np.uint16), invalid
+
+
+def valid_rows(confidence: npt.ArrayLike, available: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """bool [R]: requests whose confidences [R, K] are numbers in [0, 1] as far as `available`."""
+    values = np.asarray(confidence, dtype=np.float32)
+    exists = np.arange(values.shape[-1]) < np.asarray(available)[..., None]
+    valid: npt.NDArray[np.bool_] = (((values >= 0.0) & (values <= 1.0)) | ~exists).all(axis=-1)
+    return valid
 
 
 def to_grid(probability: npt.ArrayLike) -> Grid:

@@ -106,6 +106,7 @@ class BudgetManager(AdaptiveVerificationManager):
         self._undrafted = np.zeros(states.max_num_reqs, dtype=np.bool_)
         self._opted_out = np.zeros(states.max_num_reqs, dtype=np.bool_)
         self._any_opted_out = False
+        self._samples = np.zeros(states.max_num_reqs, dtype=np.bool_)
         self._ladder: list[int] = []
         self._probes: list[profiling.Probe] = []
         self.probe: profiling.Probe | None = None  # the dummy step that is being timed
@@ -140,6 +141,7 @@ class BudgetManager(AdaptiveVerificationManager):
         self.controller.begin(req_idx, temperature, top_p)
         self._opted_out[req_idx] = not adaptive
         self._any_opted_out = bool(self._opted_out.any())
+        self._samples[req_idx] = temperature > 0
 
     # -- step costs -------------------------------------------------------------------------
 
@@ -185,9 +187,9 @@ class BudgetManager(AdaptiveVerificationManager):
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
     ) -> int:
         """Rows of the step: the planner's total. Reads what has landed; waits for nothing."""
-        self._read_arrivals()
         req_ids = list(num_tokens_per_req)
         slots = self._slots(req_ids)
+        self._read_arrivals(self._must_not_know(slots))
         scheduled = np.array([len(draft_tokens.get(r, ())) for r in req_ids], dtype=np.int64)
         base = np.fromiter(num_tokens_per_req.values(), np.int64, len(req_ids)) - scheduled
         # Placeholders of a round that was skipped: nothing was drafted, nothing can be verified.
@@ -247,7 +249,9 @@ class BudgetManager(AdaptiveVerificationManager):
         drafted = self._drafted(slots, planned)
         self._undrafted[slots] = ~drafted
         confidence = confidence_probs[:requests]
-        self._confidence_probs[input_batch.idx_mapping] = confidence
+        # Without a number for a confidence the draft is verified whole: it ranks before all others.
+        known = ((confidence >= 0) & (confidence <= 1)).all(dim=1, keepdim=True)
+        self._confidence_probs[input_batch.idx_mapping] = torch.where(known, confidence, 1.0)
         if self._any_opted_out:
             # Ranked before all others, so that the rows added for them are theirs.
             whole = async_tensor_h2d(slots[self._opted_out[slots]], device=confidence.device)
@@ -282,7 +286,7 @@ class BudgetManager(AdaptiveVerificationManager):
         # Rejection sampling takes the logits of a trimmed batch in one piece.
         room = self._max_total_logits - len(req_ids) * self.num_bonus_tokens
         opted_out = self._opted_out[slots]
-        whole = int(in_hand[opted_out].sum())
+        whole = int(in_hand[opted_out | self.controller.memory.unknown[slots]].sum())
         draft_next = np.zeros(self.req_states.max_num_reqs, dtype=np.bool_)
         # A request that opted out is drafted for whatever the plan says.
         draft_next[slots] = plan.draft_next | opted_out
@@ -304,9 +308,20 @@ class BudgetManager(AdaptiveVerificationManager):
         index = self.req_states.req_id_to_index
         return np.array([index[req_id] for req_id in req_ids], dtype=np.int64)
 
-    def _read_arrivals(self) -> None:
+    def _must_not_know(self, slots: Ints) -> int:
+        """How many of the newest rounds the plan must not look at.
+
+        Where draft tokens are drawn, whether one is verified must not depend on which token it is,
+        or what comes out is no longer distributed as the target's. The confidences of the tokens
+        after it depend on it, and through the total so would every row.
+        """
+        speculator = getattr(self._runner, "speculator", None)
+        drawn = getattr(speculator, "draft_logits", None) is not None
+        return int(drawn and bool(self._samples[slots].any()))
+
+    def _read_arrivals(self, unread: int) -> None:
         depth = self.num_speculative_steps
-        for landed in self.ring.landed():
+        for landed in self.ring.landed(unread):
             figures = landed.figures
             emitted = self.ledger.learn(
                 Arrival(

@@ -94,10 +94,13 @@ class ArrivalRing:
         self._flying.append(step)
         return True
 
-    def landed(self) -> list[Landed]:
-        """The steps that may be read now, oldest first; their buffers are free again."""
+    def landed(self, unread: int = 0) -> list[Landed]:
+        """The steps that may be read now, oldest first; their buffers are free again.
+
+        unread: so many of the newest are left where they are, landed or not.
+        """
         ready = []
-        while self._flying and self._may_read(len(self._flying), self._flying[0]):
+        while len(self._flying) > unread and self._may_read(len(self._flying), self._flying[0]):
             step = self._flying.popleft()
             figures = self._host[step.buffer, : len(step.slots)].numpy().copy()
             self._free.append(step.buffer)

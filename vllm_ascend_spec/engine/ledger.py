@@ -50,6 +50,7 @@ class DraftLedger:
         self._round = np.zeros(max_requests, dtype=np.int64)
         self._scores = np.zeros((max_requests, draft_tokens), dtype=np.uint16)
         self._survival = np.zeros((max_requests, draft_tokens), dtype=np.uint16)
+        self._valid = np.ones(max_requests, dtype=np.bool_)
 
     def begin(self, slot: int, temperature: float = 0.0, top_p: float = 1.0) -> None:
         """A new request takes the slot."""
@@ -77,7 +78,9 @@ class DraftLedger:
             return
         slots, verified = arrival.slots[judged], arrival.verified[judged]
         classes = self.controller.memory.classes(slots)
-        before = Drafts(slots, classes, self._scores[slots], self._survival[slots])
+        before = Drafts(
+            slots, classes, self._scores[slots], self._survival[slots], self._valid[slots]
+        )
         drafted = np.full(len(slots), self.draft_tokens)
         accepted = np.minimum(arrival.sampled[judged] - 1, verified)
         self.controller.observe(before, drafted, verified, accepted)
@@ -92,3 +95,4 @@ class DraftLedger:
         new = self.controller.record(slots, arrival.confidence[present], drafted)
         self._round[slots] = np.where(made, arrival.makes[present], 0)
         self._scores[slots], self._survival[slots] = new.scores, new.survival
+        self._valid[slots] = True if new.valid is None else new.valid
