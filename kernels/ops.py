@@ -40,7 +40,7 @@ def _modules(package: str, function: str, *kinds: str, **others: str) -> dict[st
 _DEVICE = ("naive", "triton", "ascend")
 # operator -> implementation -> where it is. Those of one operator take the same arguments.
 OPERATORS: dict[str, dict[str, str]] = {
-    "pack_rows": _modules("pack_rows", "pack_rows", *_DEVICE),
+    "pack_rows": _modules("pack_rows", "pack_rows", *_DEVICE, "cuda"),
     "max_softmax": _modules("max_softmax", "max_softmax", *_DEVICE),
     "max_softmax_partial": _modules("max_softmax", "max_softmax_partial", *_DEVICE),
     "combine_partials": _modules("max_softmax", "combine_partials", *_DEVICE),

@@ -14,6 +14,8 @@ from vllm_ascend_spec.kernels import _cuda_library, ops
 from vllm_ascend_spec.kernels.gdn_verify import cuda, replay, replay_naive
 from vllm_ascend_spec.kernels.gdn_verify import naive as native_naive
 from vllm_ascend_spec.kernels.max_softmax import naive, triton
+from vllm_ascend_spec.kernels.pack_rows import cuda as pack_cuda
+from vllm_ascend_spec.kernels.pack_rows import triton as pack_triton
 
 LOGITS = torch.tensor([[0.0, 2.0, 1.0]])
 
@@ -42,7 +44,7 @@ def test_cpu_tensors_go_to_the_oracle_and_the_registry_says_so(
 
 
 @pytest.mark.parametrize("device", ["cuda", "npu"])
-@pytest.mark.parametrize("operator", ["pack_rows", "max_softmax", "draft_inputs"])
+@pytest.mark.parametrize("operator", ["max_softmax", "draft_inputs"])
 def test_accelerators_get_triton(operator: str, device: str) -> None:
     function = ops.resolve(operator, device)
     assert function.__module__ == f"{ops.__package__}.{operator}.triton"
@@ -67,6 +69,17 @@ def test_replay_on_cuda_runs_compiled_where_there_is_a_library(
     assert ops.resolve("replay_verify", "cuda") is cuda.replay_verify
     assert ops.resolve("replay_verify", "npu") is replay.replay_verify
     assert ops.resolve("replay_flush", "cuda") is replay.replay_flush
+
+
+def test_pack_rows_on_cuda_runs_compiled_where_there_is_a_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pack_cuda, "unavailable", lambda: "no CUDA device")
+    assert ops.resolve("pack_rows", "cuda") is pack_triton.pack_rows
+    ops._preferred.cache_clear()
+    monkeypatch.setattr(pack_cuda, "unavailable", lambda: None)
+    assert ops.resolve("pack_rows", "cuda") is pack_cuda.pack_rows
+    assert ops.resolve("pack_rows", "npu") is pack_triton.pack_rows
 
 
 def test_a_host_without_a_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
