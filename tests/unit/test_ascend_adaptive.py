@@ -17,7 +17,7 @@ from vllm_ascend_spec.budget.cost import CostModel
 from vllm_ascend_spec.budget.surface import StepKind, Surface, SurfaceKey, TargetPoint
 from vllm_ascend_spec.engine.ascend_adaptive import DraftRound, LengthPlanner, trim
 from vllm_ascend_spec.engine.ascend_lanes import Lane
-from vllm_ascend_spec.engine.ascend_platform import check_adaptive
+from vllm_ascend_spec.engine.ascend_platform import check_adaptive, check_layout
 from vllm_ascend_spec.engine.ascend_runner import require_one_replica
 from vllm_ascend_spec.engine.metrics import EVERY_STEPS, BudgetMetrics
 from vllm_ascend_spec.errors import UserError
@@ -174,6 +174,12 @@ def test_a_request_that_opted_out_keeps_its_drafts_whole(ladder: tuple[int, ...]
     made.begin(1, 0.0, 1.0)
     made.sent(drafts([0.3, 0.02, 0.02]))
     assert decide(made)[1] < K, "the next request in its place did not"
+
+
+def test_a_layout_of_states_that_is_not_there_is_refused():
+    check_layout(Options(gdn_state="auto"))
+    with pytest.raises(UserError, match='gdn_state is "replay"'):
+        check_layout(Options(gdn_state="replay"))
 
 
 def test_replicas_that_meet_every_step_are_refused():

@@ -43,10 +43,20 @@ def extend(upstream: Any) -> Any:
 def _check(vllm_config: Any, options: Options) -> None:
     from vllm_ascend_spec.engine import checks
 
+    check_layout(options)
     speculative = checks.speculative_of(vllm_config.speculative_config)
     checks.check(checks.Plan(vllm_config.model_config.model, speculative, options))
     if options.adaptive:
         check_adaptive(vllm_config, options)
+
+
+def check_layout(options: Options) -> None:
+    """Refuse a layout of recurrent states that vllm-ascend's cache does not have."""
+    if options.gdn_state == "replay":
+        raise UserError(
+            'ascend_spec.gdn_state is "replay", and vllm-ascend keeps a state for each row: only '
+            'the engine for CUDA has that layout. Leave it at "auto".'
+        )
 
 
 def check_adaptive(vllm_config: Any, options: Options) -> None:
