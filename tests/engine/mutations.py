@@ -54,22 +54,25 @@ def partial_drafts_at_the_wrong_rows() -> None:
     """The drafts of a round for a part of the batch change places among its requests."""
     from vllm_ascend_spec.engine import runner
 
-    right = runner._draft_for_part
+    def faulty(right: Any) -> Any:
+        def make(original: Any) -> Any:
+            propose = right(original)
 
-    def make(original: Any) -> Any:
-        propose = right(original)
+            def wrong(self: Any, *args: Any, **named: Any) -> Any:
+                partial = []
+                chosen = runner._chosen
+                runner._chosen = lambda *asked: partial.append(chosen(*asked)) or partial[-1]
+                try:
+                    drafts = propose(self, *args, **named)
+                finally:
+                    runner._chosen = chosen
+                # -1 marks drafts that nobody made.
+                return drafts if partial[-1] is None else drafts.flip(0).clamp(min=0)
 
-        def wrong(self: Any, *args: Any, **named: Any) -> Any:
-            manager, whole = getattr(self, "ascend_spec_manager", None), []
-            if manager is not None:
-                asked = manager.drafted_rows
-                manager.drafted_rows = lambda slots: whole.append(asked(slots)) or whole[0]
-            drafts = propose(self, *args, **named)
-            if manager is not None:
-                manager.drafted_rows = asked
-            return drafts.flip(0) if whole and whole[0] is not None else drafts
+            wrong.__module__, wrong.__qualname__ = original.__module__, original.__qualname__
+            return wrong
 
-        wrong.__module__, wrong.__qualname__ = original.__module__, original.__qualname__
-        return wrong
+        return make
 
-    runner._draft_for_part = make
+    runner._draft_for_part = faulty(runner._draft_for_part)
+    runner._recur_for_part = faulty(runner._recur_for_part)

@@ -18,7 +18,7 @@ COSTS: dict[str, Any] = {
         }
     }
 }
-METHODS = ("dflash", "dflash2", "dspark")
+METHODS = ("mtp", "eagle3", "dflash", "dflash2", "dspark")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,12 +36,13 @@ def test_answers_stay_the_same(method: str, run_arm: RunArm):
         assert real_differences(plain[batch], partly[batch]) == []
 
 
-def test_drafts_reach_the_requests_they_were_made_for(run_arm: RunArm):
+@pytest.mark.parametrize("method", ["mtp", "dspark"])
+def test_drafts_reach_the_requests_they_were_made_for(method: str, run_arm: RunArm):
     """With the drafts of a partial round given to the wrong rows, acceptance falls."""
-    right = run_arm("hybrid", "dspark", adaptive=True, additional_config=COSTS)
+    right = run_arm("hybrid", method, adaptive=True, additional_config=COSTS)
     wrong = run_arm(
         "hybrid",
-        "dspark",
+        method,
         adaptive=True,
         additional_config=COSTS,
         mutation="partial_drafts_at_the_wrong_rows",

@@ -27,6 +27,7 @@ _RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 _SPECULATORS = "vllm.v1.worker.gpu.spec_decode"
 # Speculators whose drafting can be left out while their cache is kept.
 _SKIPPING = ("TargetDependentARSpeculator", "DFlashSpeculator")
+_RECURRING = {"MTPSpeculator", "EagleSpeculator"}
 _BLOCK_CLASSES = {
     "dflash": "DFlashSpeculator",
     "dspark": "DSparkSpeculator",
@@ -66,7 +67,7 @@ def replacements() -> tuple[Replacement, ...]:
             target=f"{_SPECULATORS}.target_dependent_ar.speculator:"
             "TargetDependentARSpeculator.propose",
             reason="a round that does not pay drafts nothing",
-            make=_skip_recursion,
+            make=_recur_for_part,
         ),
         Replacement(
             target=f"{_SPECULATORS}.dflash.speculator:DFlashSpeculator.capture",
@@ -148,7 +149,7 @@ def attach(runner: Any) -> None:
         manager.use_surface(assumed_surface(options.cpu, method, depth))
     runner.adaptive_verification = manager
     runner.speculator.ascend_spec_manager = manager
-    if can_draft_part(runner.speculator):
+    if can_draft_part(runner.speculator) and hasattr(runner.speculator, "query_cudagraph_manager"):
         from vllm_ascend_spec.engine.partial_drafts import ContextGraphs
 
         runner.speculator.ascend_spec_contexts = ContextGraphs(runner.speculator)
@@ -192,9 +193,12 @@ def can_skip(speculator: Any) -> bool:
 
 def can_draft_part(speculator: Any) -> bool:
     """Whether a round can draft for some requests of the batch and leave the others out."""
+    bases = {base.__name__ for base in type(speculator).__mro__}
+    if getattr(speculator, "pcp_manager", None) is not None:
+        return False
     # vLLM 0.33 stores the context elsewhere (`_store_hidden_states`): read, not run.
-    block = any(base.__name__ == "DFlashSpeculator" for base in type(speculator).__mro__)
-    return block and not hasattr(speculator, "_store_hidden_states")
+    block = "DFlashSpeculator" in bases and not hasattr(speculator, "_store_hidden_states")
+    return block or bool(bases & _RECURRING)
 
 
 def _describe_after(original: Any) -> Any:
@@ -274,12 +278,12 @@ def _show_verdict(original: Any) -> Any:
     return observe_verification
 
 
-def _skips(speculator: Any, batch: Any, named: dict[str, Any]) -> bool:
+def _chosen(speculator: Any, given: dict[str, Any]) -> Any:
+    """Batch rows that a round drafts for, int [n]; None for all of them."""
     manager = getattr(speculator, "ascend_spec_manager", None)
-    if manager is None or named.get("dummy_run"):
-        return False
-    chosen = manager.drafted_rows(_slots(batch))
-    return chosen is not None and chosen.size == 0
+    if manager is None or given.get("dummy_run"):
+        return None
+    return manager.drafted_rows(_slots(given["input_batch"]))
 
 
 def _slots(batch: Any) -> Any:
@@ -288,12 +292,21 @@ def _slots(batch: Any) -> Any:
     return np.asarray(batch.idx_mapping_np[: batch.num_reqs], dtype=np.int64)
 
 
-def _skip_recursion(original: Any) -> Any:
+def _recur_for_part(original: Any) -> Any:
+    names = list(inspect.signature(original).parameters)[1:]
+
     @in_place_of(original)
-    def propose(self: Any, input_batch: Any, *args: Any, **named: Any) -> Any:
-        if _skips(self, input_batch, named):
-            named["num_speculative_tokens"] = 0
-        return original(self, input_batch, *args, **named)
+    def propose(self: Any, *args: Any, **named: Any) -> Any:
+        given = dict(zip(names, args, strict=False)) | named
+        chosen = _chosen(self, given)
+        if chosen is None:
+            return original(self, **given)
+        if chosen.size == 0:
+            return original(self, **given | {"num_speculative_tokens": 0})
+        from vllm_ascend_spec.engine.partial_recursion import draft_on
+
+        original(self, **given | {"num_speculative_tokens": 1})
+        return draft_on(self, given, chosen)
 
     return propose
 
@@ -304,11 +317,8 @@ def _draft_for_part(original: Any) -> Any:
     @in_place_of(original)
     def propose(self: Any, *args: Any, **named: Any) -> Any:
         given = dict(zip(names, args, strict=False)) | named
-        batch, manager = given["input_batch"], getattr(self, "ascend_spec_manager", None)
         self.ascend_spec_skips = False
-        if manager is None or given.get("dummy_run"):
-            return original(self, **given)
-        chosen = manager.drafted_rows(_slots(batch))
+        chosen = _chosen(self, given)
         if chosen is None:
             return original(self, **given)
         if can_draft_part(self):
