@@ -1,14 +1,14 @@
 // A step by blocks that stay: in each, one warp copies states into a ring of stages, some warps solve
-// small systems ahead and gather what belongs to them, and eight warps multiply, a tile of every head
-// each. Those never read device memory: a trip there takes a microsecond, and a head may not take
-// more than one and a half. A stage is held only from its copy to its products.
+// small systems ahead and gather what belongs to them, and eight warps multiply. Those never read
+// device memory: a trip there takes a microsecond, and a head may not take more than one and a half.
+// A stage is held only from its copy to its products.
 #pragma once
 
 #include "gdn_fold.cuh"
 
 namespace gdn {
 
-constexpr int kTileWarps = kDim / 16;
+constexpr int kTilesOfHead = kDim / 16, kTileWarps = 8;
 constexpr int kMostBlocks = kRing / 8;  // of eight pending rows
 
 // Rows of dv numbers, 16 bytes apart from a multiple of 128, so that lanes that read the same numbers
@@ -66,11 +66,15 @@ struct Record {
   RowTable<kRing, StateTile<kWide>::kUpdateBytes> updates;  // of pending rows, in their order
 };
 
-// A head's state takes kPartsOfHead stages.
-template <bool kWide, int kSystemWarpCount, int kStageCount, int kPartsOfHead>
+// A head's state takes kPartsOfHead stages. A warp that multiplies has kTilesOfWarpCount tiles of a
+// head in turn, and with more than one only every kGroups-th head.
+template <bool kWide, int kSystemWarpCount, int kStageCount, int kPartsOfHead, int kTilesOfWarpCount>
 struct PipelineShared {
   static constexpr int kSystemWarps = kSystemWarpCount, kStages = kStageCount;
-  static constexpr int kParts = kPartsOfHead, kTilesOfPart = kTileWarps / kParts;
+  static constexpr int kTilesOfWarp = kTilesOfWarpCount, kGroups = kTilesOfWarp;
+  static constexpr int kWarpsOfHead = kTilesOfHead / kTilesOfWarp;
+  static constexpr int kParts = kPartsOfHead, kTilesOfPart = kTilesOfHead / kParts;
+  static constexpr int kWarpsOfPart = kWarpsOfHead / kParts;
   static constexpr int kStageBytes = kDim * kDim * StateTile<kWide>::kStateBytes / kParts;
 
   uint4 stages[kStages][kStageBytes / 16];
@@ -229,11 +233,46 @@ WARP_FN void solve_systems(const Arguments& x, Shared& shared, int first) {
   }
 }
 
+// What a warp needs of a record for all of its tiles.
+template <bool kWide>
+struct HeadParts {
+  Rows rows;
+  System system;  // its beta
+  float from_state[2][2];
+  const Right<kWide> inverse, carry;
+
+  WARP_FN static Right<kWide> right(uint32_t first, uint32_t second) {
+    const float x[2] = {warp::as_float(first), warp::as_float(second)};
+    return Right<kWide>(x);
+  }
+
+  WARP_FN HeadParts(const Record<kWide>& record, int lane)
+      : HeadParts(record, lane, record.solved[0][lane]) {}
+
+  WARP_FN HeadParts(const Record<kWide>& record, int lane, uint4 solved)
+      : inverse(right(solved.x, solved.y)), carry(right(solved.z, solved.w)) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint4 k = record.rows[i][lane], q = record.rows[4 + i][lane];
+      rows.k[4 * i] = k.x, rows.k[4 * i + 1] = k.y, rows.k[4 * i + 2] = k.z;
+      rows.k[4 * i + 3] = k.w;
+      rows.q[4 * i] = q.x, rows.q[4 * i + 1] = q.y, rows.q[4 * i + 2] = q.z;
+      rows.q[4 * i + 3] = q.w;
+    }
+    const uint4 from = record.solved[1][lane];
+    from_state[0][0] = warp::as_float(from.x), from_state[0][1] = warp::as_float(from.y);
+    from_state[1][0] = warp::as_float(from.z), from_state[1][1] = warp::as_float(from.w);
+    const uint2 beta = record.beta[lane];
+    system.beta[0] = warp::as_float(beta.x), system.beta[1] = warp::as_float(beta.y);
+  }
+};
+
 // 16 rows of dv of a head; the lane's are dv and dv + 1. What it read of the record is in registers
 // when `release` is called.
 template <bool kWide, typename Release>
 WARP_FN void multiply_tile(const Arguments& x, const Work& w, int dv, const StateTile<kWide>& state,
-                           const Record<kWide>& record, Release release) {
+                           const HeadParts<kWide>& head, const Record<kWide>& record,
+                           Release release) {
   const int lane = warp::lane(), c = lane & 3;
   float pending[2][4] = {};
   for (int block = 0; block < w.pending; block += 8) {
@@ -249,24 +288,9 @@ WARP_FN void multiply_tile(const Arguments& x, const Work& w, int dv, const Stat
   Values v;  // tile 0 of it
 #pragma unroll
   for (int e = 0; e < 2; ++e) v.x[e][0] = warp::load4(record.v.at(2 * c + e, dv));
-  Rows rows;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint4 k = record.rows[i][lane], q = record.rows[4 + i][lane];
-    rows.k[4 * i] = k.x, rows.k[4 * i + 1] = k.y, rows.k[4 * i + 2] = k.z, rows.k[4 * i + 3] = k.w;
-    rows.q[4 * i] = q.x, rows.q[4 * i + 1] = q.y, rows.q[4 * i + 2] = q.z, rows.q[4 * i + 3] = q.w;
-  }
-  const uint4 solved = record.solved[0][lane], from = record.solved[1][lane];
-  const uint2 beta = record.beta[lane];
   release();
-  const float inverse[2] = {warp::as_float(solved.x), warp::as_float(solved.y)};
-  const float carry[2] = {warp::as_float(solved.z), warp::as_float(solved.w)};
-  const float from_state[2][2] = {{warp::as_float(from.x), warp::as_float(from.y)},
-                                  {warp::as_float(from.z), warp::as_float(from.w)}};
-  System system;
-  system.beta[0] = warp::as_float(beta.x), system.beta[1] = warp::as_float(beta.y);
   Results<kWide> results;  // tile 0 of it
-  finish_tile(state, 0, rows, system, from_state, Right<kWide>(inverse), Right<kWide>(carry), v,
+  finish_tile(state, 0, head.rows, head.system, head.from_state, head.inverse, head.carry, v,
               pending, results);
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
@@ -278,34 +302,46 @@ WARP_FN void multiply_tile(const Arguments& x, const Work& w, int dv, const Stat
 }
 
 template <bool kWide, typename Shared>
-WARP_FN void multiply_heads(const Arguments& x, Shared& shared, int tile) {
+WARP_FN void multiply_heads(const Arguments& x, Shared& shared, int warp_number) {
   constexpr int kRowBytes = kDim * StateTile<kWide>::kStateBytes;
   constexpr int kQuartersAtOnce = kWide ? 1 : kQuarters;  // as many as registers allow
-  const int in_tile = 2 * (warp::lane() >> 2), dv = 16 * tile + in_tile;
-  const int part = tile / Shared::kTilesOfPart;
-  const int rows_at = (16 * (tile % Shared::kTilesOfPart) + in_tile) * kRowBytes;
+  const int group = warp_number / Shared::kWarpsOfHead;
+  const int first_tile = warp_number % Shared::kWarpsOfHead * Shared::kTilesOfWarp;
+  const int part = first_tile / Shared::kTilesOfPart;
+  const int in_tile = 2 * (warp::lane() >> 2);
   Heads heads(x);
   for (int n = 0; heads.any(); ++n) {
+    if (n % Shared::kGroups != group) {
+      heads.skip();
+      continue;
+    }
     const Work w = heads.next();
     const Use<Shared::kSystemWarps> use(n);
     const Use<Shared::kStages> stage(n * Shared::kParts + part);
-    uint64_t* const record_empty = shared.record_empty + use.place;
     const Record<kWide>& record = shared.records[use.place];
+    const char* const state_at = reinterpret_cast<const char*>(shared.stages[stage.place]) +
+                                 (16 * (first_tile % Shared::kTilesOfPart) + in_tile) * kRowBytes;
     const bool folds = w.flush != 0 && w.pending > 0;
-    stage.wait_full(shared.state_full);
-    StateTile<kWide> state;
-    state.template load<false>(reinterpret_cast<const char*>(shared.stages[stage.place]) + rows_at);
-    arrive_once(shared.state_empty + stage.place);
     use.wait_full(shared.record_full);
-    multiply_tile(x, w, dv, state, record, [&] {
-      if (!folds) arrive_once(record_empty);
-    });
-    if (!folds) continue;
-    const float decay = warp::as_float(record.decay.x);
-    for (int quarter = 0; quarter < kQuarters; quarter += kQuartersAtOnce)
-      fold_quarters<kWide, kQuartersAtOnce>(x, w, state, quarter, dv, decay,
-                                            [&](int row) { return record.after[row & 31]; });
-    arrive_once(record_empty);
+    stage.wait_full(shared.state_full);
+#pragma unroll 1
+    for (int i = 0; i < Shared::kTilesOfWarp; ++i) {
+      const bool last = i + 1 == Shared::kTilesOfWarp;
+      const HeadParts<kWide> head(record, warp::lane());  // again each time: registers are short
+      const int dv = 16 * (first_tile + i) + in_tile;
+      StateTile<kWide> state;
+      state.template load<false>(state_at + 16 * i * kRowBytes);
+      if (last) arrive_once(shared.state_empty + stage.place);
+      multiply_tile(x, w, dv, state, head, record, [&] {
+        if (last && !folds) arrive_once(shared.record_empty + use.place);
+      });
+      if (!folds) continue;
+      const float decay = warp::as_float(record.decay.x);
+      for (int quarter = 0; quarter < kQuarters; quarter += kQuartersAtOnce)
+        fold_quarters<kWide, kQuartersAtOnce>(x, w, state, quarter, dv, decay,
+                                              [&](int row) { return record.after[row & 31]; });
+      if (last) arrive_once(shared.record_empty + use.place);
+    }
   }
 }
 
@@ -314,11 +350,11 @@ WARP_FN void run_pipeline(const Arguments& x, Shared& shared) {
   if (warp::thread() == 0) {
     for (int i = 0; i < Shared::kStages; ++i) {
       warp::make_barrier(shared.state_full + i, 1);
-      warp::make_barrier(shared.state_empty + i, Shared::kTilesOfPart);
+      warp::make_barrier(shared.state_empty + i, Shared::kWarpsOfPart);
     }
     for (int i = 0; i < Shared::kSystemWarps; ++i) {
       warp::make_barrier(shared.record_full + i, 1);
-      warp::make_barrier(shared.record_empty + i, kTileWarps);
+      warp::make_barrier(shared.record_empty + i, Shared::kWarpsOfHead);
     }
     warp::barriers_made();
   }

@@ -55,9 +55,9 @@ constexpr Variant copied(const char* name) {
           1};
 }
 
-template <bool kWide, int kSystemWarps, int kStages, int kParts>
+template <bool kWide, int kSystemWarps, int kStages, int kParts, int kTilesOfWarp>
 constexpr Variant pipeline(const char* name) {
-  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kParts>;
+  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kParts, kTilesOfWarp>;
   static_assert(sizeof(Shared) <= 227 * 1024, "shared memory of a block");
   return {name, kWide, pipeline_kernel<kWide, Shared>, gdn::kTileWarps + kSystemWarps + 1,
           1,    sizeof(Shared), 0};
@@ -84,13 +84,15 @@ const Variant kVariants[] = {
     direct<false, 4, 2, 2>("direct w4 b2 d2 whole heads"),
     copied<true, 2, 3>("copied w2 b3"),
     direct<true, 2, 4, 1>("direct w2 b4 d1 whole heads"),
-    pipeline<false, 5, 4, 1>("pipeline s5 r4"),
-    pipeline<false, 5, 8, 2>("pipeline s5 r8 halves"),
-    pipeline<false, 4, 9, 2>("pipeline s4 r9 halves"),
-    pipeline<false, 6, 7, 2>("pipeline s6 r7 halves"),
-    pipeline<false, 7, 3, 1>("pipeline s7 r3"),
-    pipeline<true, 4, 3, 2>("pipeline s4 r3"),
-    pipeline<true, 3, 8, 4>("pipeline s3 r8 quarters"),
+    copied<false, 2, 6>("copied w2 b6"),
+    pipeline<false, 5, 4, 1, 1>("pipeline s5 r4 t1"),
+    pipeline<false, 5, 8, 2, 1>("pipeline s5 r8 halves t1"),
+    pipeline<false, 4, 9, 2, 1>("pipeline s4 r9 halves t1"),
+    pipeline<false, 6, 7, 2, 1>("pipeline s6 r7 halves t1"),
+    pipeline<false, 7, 3, 1, 1>("pipeline s7 r3 t1"),
+    pipeline<false, 5, 8, 2, 2>("pipeline s5 r8 halves t2"),
+    pipeline<true, 4, 6, 4, 1>("pipeline s4 r6 quarters t1"),
+    pipeline<true, 3, 8, 4, 2>("pipeline s3 r8 quarters t2"),
 };
 constexpr int kVariantCount = sizeof(kVariants) / sizeof(kVariants[0]);
 

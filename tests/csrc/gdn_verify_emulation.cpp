@@ -28,25 +28,27 @@ void copied(const gdn::Arguments& x) {
 }
 
 // Few warps and stages, so that they are used again and again.
-template <bool kWide>
+template <bool kWide, int kTilesOfWarp>
 void pipeline(const gdn::Arguments& x) {
-  constexpr int kSystemWarps = 2, kStages = 3, kBlocks = 2;
-  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kWide ? 2 : 1>;
+  constexpr int kSystemWarps = 2, kStages = 3, kParts = kWide ? 2 : 1, kBlocks = 2;
+  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kParts, kTilesOfWarp>;
   const auto shared = std::make_unique<Shared>();
   for (int block = 0; block < kBlocks; ++block) {
     std::memset(static_cast<void*>(shared.get()), 0x55, sizeof(Shared));
-    warp::run([&] { gdn::run_pipeline<kWide>(x, *shared); }, 32 * (gdn::kTileWarps + kSystemWarps + 1),
-              block, kBlocks);
+    warp::run([&] { gdn::run_pipeline<kWide>(x, *shared); },
+              32 * (gdn::kTileWarps + kSystemWarps + 1), block, kBlocks);
   }
 }
 
 const Variant kVariants[] = {
     {"copied", false, copied<false>},
     {"direct d2", false, direct<false, 2>},
-    {"pipeline", false, pipeline<false>},
+    {"pipeline t1", false, pipeline<false, 1>},
+    {"pipeline t2", false, pipeline<false, 2>},
     {"copied", true, copied<true>},
     {"direct d1", true, direct<true, 1>},
-    {"pipeline", true, pipeline<true>},
+    {"pipeline t1", true, pipeline<true, 1>},
+    {"pipeline t2", true, pipeline<true, 2>},
 };
 
 }  // namespace
