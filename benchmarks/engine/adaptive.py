@@ -25,6 +25,11 @@ SKIP, STEPS = 24, 64
 NOTHING_LOST = 0.99
 WORTH_IT = 1.10
 ADAPTIVE = "adaptive"
+SETTING = (
+    f"vocabulary {shapes.VOCABULARY}, dummy weights; decode alone, windows of {STEPS} steps; "
+    f"unconditional acceptance of easy requests {acceptance.EASY}, of hard ones "
+    f"{acceptance.HARD}; confidences with logit noise {acceptance.NOISE}."
+)
 
 
 def requests(
@@ -246,23 +251,20 @@ def main(
                 row.model_copy(update={"case": f"group {number}, {row.case}"})
                 for row in compared(windows, [arm.name for arm in running], load, prompt_tokens)
             ]
-    rows += worth(rows)
-    result = Result(
-        name="engine/adaptive",
-        device=torch.cuda.get_device_name(),
-        repeats=repeats,
-        versions=versions("vllm", "torch", "triton", "transformers"),
-        rows=rows,
-        notes=f"{target} target, {layers} layers, {method} drafter of {shapes.DRAFTER_LAYERS} "
-        f"layers, vocabulary {shapes.VOCABULARY}, dummy weights; decode alone, windows of {STEPS} "
-        f"steps; unconditional acceptance of easy requests {acceptance.EASY}, of hard ones "
-        f"{acceptance.HARD}; confidences with logit noise {acceptance.NOISE}.",
-    )
-    for row in rows:
-        if row.metric.startswith("over") or row.metric == "throughput":
+        notes = f"{target} target, {layers} layers, {method} drafter of {shapes.DRAFTER_LAYERS} "
+        result = Result(
+            name="engine/adaptive",
+            device=torch.cuda.get_device_name(),
+            repeats=repeats,
+            versions=versions("vllm", "torch", "triton", "transformers"),
+            rows=rows + worth(rows),
+            notes=f"{notes}layers; {SETTING}",
+        )
+        if json_path is not None:
+            result.write(json_path)
+    for row in rows + worth(rows):
+        if row.metric.startswith(("over", "gain")) or row.metric == "throughput":
             print(row.case, row.metric, row.value, row.unit, "" if row.met is None else row.met)
-    if json_path is not None:
-        result.write(json_path)
 
 
 def worth(rows: list[Row]) -> list[Row]:
