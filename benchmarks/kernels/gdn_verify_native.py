@@ -23,10 +23,11 @@ from benchmarks.kernels.gdn_verify import BF16, FP32, row
 
 REQUESTS = 256
 Config = NativeConfig | RowConfig | None
-ROW_CONFIGS = [RowConfig(32, 1), RowConfig(32, 2), RowConfig(16, 1), RowConfig(64, 4)]
+# Slower on an H200 than these by 5 % and more: RowConfig(32, 2) and (64, 4), NativeConfig(8, 64).
+ROW_CONFIGS = [RowConfig(32, 1), RowConfig(16, 1), RowConfig(64, 2)]
 CONFIGS: dict[torch.dtype, list[NativeConfig | RowConfig]] = {
-    BF16: [*ROW_CONFIGS, NativeConfig(8, 64), NativeConfig(4, 32, 2)],
-    FP32: [*ROW_CONFIGS, NativeConfig(8, 32), NativeConfig(4, 16, 2)],
+    BF16: [*ROW_CONFIGS, NativeConfig(4, 32, 2)],
+    FP32: [*ROW_CONFIGS, NativeConfig(4, 16, 2)],
 }
 
 

@@ -26,8 +26,8 @@ nvidia-smi --query-gpu=timestamp,clocks.sm,clocks.mem,clocks_event_reasons.activ
 clocks=$!
 if [ "$2" = short ]; then
   run gdn_verify_cuda 55 --only bf16
-  run max_softmax 20 --only bf16 --tune
   run gdn_verify_native 25 --only bf16
+  run max_softmax 25 --only bf16 --tune
 else
   run pack_rows 40
   run gdn_verify_cuda 110
