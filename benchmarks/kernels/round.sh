@@ -1,6 +1,6 @@
 # One round on a GPU host: sh benchmarks/kernels/round.sh FOLDER [short]
 # Figures as JSON and logs in FOLDER, what has a bar or is wrong at the end. About five minutes; short:
-# bf16 alone, 90 seconds.
+# what has a bar of gdn_verify and max_softmax, 80 seconds.
 out=${1:?folder for the results}
 mkdir -p "$out"
 began=$(date +%s)
@@ -25,9 +25,8 @@ nvidia-smi --query-gpu=timestamp,clocks.sm,clocks.mem,clocks_event_reasons.activ
   --format=csv -lms 500 > "$out/clocks.csv" 2>&1 &
 clocks=$!
 if [ "$2" = short ]; then
-  run gdn_verify_cuda 55 --only bf16
-  run gdn_verify_native 25 --only bf16
-  run max_softmax 25 --only bf16 --tune
+  timeout 85 python3 -m benchmarks.kernels.several "$out" "gdn_verify_cuda --only bf16" \
+    "max_softmax --only bf16" "gdn_verify_native --only bf16" "gdn_verify_cuda --only fp32"
 else
   run pack_rows 40
   run gdn_verify_cuda 110
