@@ -71,7 +71,7 @@ def replay_verify(
             continue
         start, pending = int(step.start[request]), int(step.pending[request])
         committed = cache.state[slot].to(work)
-        state = folded = _replayed(committed, cache, slot, start, pending, work)
+        state = folded = replayed(committed, cache, slot, start, pending, work)
         for t, token in enumerate(range(first, last)):
             state = state * log_decay[token].exp()[:, None, None]
             read = torch.einsum("hvk,hk->hv", state, keys[token])
@@ -95,13 +95,14 @@ def replay_flush(
     for request, slot in enumerate(slots.tolist()):
         start, pending = int(step.start[request]), int(step.pending[request])
         if slot > NULL_SLOT and pending:
-            folded = _replayed(cache.state[slot].to(work), cache, slot, start, pending, work)
+            folded = replayed(cache.state[slot].to(work), cache, slot, start, pending, work)
             cache.state[slot] = folded.to(cache.state.dtype)
 
 
-def _replayed(
+def replayed(
     state: Tensor, cache: ReplayCache, slot: int, start: int, pending: int, work: torch.dtype
 ) -> Tensor:
+    """`state` [HV, dv, dk] after `pending` rows of the slot's ring, the first at `start`."""
     group = cache.updates.shape[1] // cache.keys.shape[1]
     for place in ((start + i) % cache.keys.shape[2] for i in range(pending)):
         key = cache.keys[slot, :, place].to(work) * cache.key_norm[slot, :, place, None].to(work)
