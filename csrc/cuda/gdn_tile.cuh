@@ -11,7 +11,6 @@ namespace gdn {
 
 constexpr int kHalf = 64;   // rows of dv that a warp serves
 constexpr int kTiles = 4;   // of 16 rows each
-constexpr int kStateRowWords = kDim / 2;
 
 template <bool kWide>
 struct StateTile;
@@ -194,10 +193,6 @@ struct Updates<false> {
                                           weights[1] - warp::fp16_high(head));
     warp::mma_fp16(c, a0, a1, a0, a1, head, rest);
   }
-
-  WARP_FN float value(int row, int tile, int r) const {
-    return r ? warp::fp16_high(x[row][tile]) : warp::fp16_low(x[row][tile]);
-  }
 };
 
 template <>
@@ -223,8 +218,6 @@ struct Updates<true> {
     const float u[4] = {x[0][2 * tile], x[1][2 * tile], x[0][2 * tile + 1], x[1][2 * tile + 1]};
     multiply_small(c, u, Right<true>(own));
   }
-
-  WARP_FN float value(int row, int tile, int r) const { return x[row][2 * tile + r]; }
 };
 
 }  // namespace gdn

@@ -177,8 +177,6 @@ WARP_FN void store4(void* at, uint32_t x) { *static_cast<uint32_t*>(at) = x; }
 
 WARP_FN void store8(void* at, uint2 x) { *static_cast<uint2*>(at) = x; }
 
-WARP_FN void prefetch_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
-
 WARP_FN uint32_t shared_address(const void* at) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }

@@ -288,8 +288,6 @@ inline void store16(void* at, uint4 x) { std::memcpy(at, &x, sizeof x); }
 inline void store4(void* at, uint32_t x) { std::memcpy(at, &x, sizeof x); }
 inline void store8(void* at, uint2 x) { std::memcpy(at, &x, sizeof x); }
 
-inline void prefetch_l2(const void*) {}
-
 // A barrier's 64 bits: arrivals of a phase, those that are still to come, and the phase.
 struct BarrierBits {
   uint16_t arrivals, left;
