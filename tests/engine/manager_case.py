@@ -48,6 +48,7 @@ def main() -> None:
 
     found = play(manager(Limits(K, 4, 64, max_draft_rows=8)), torch)
     unprobed = Limits(K, 4, 64, probe_share=0.0, probe_credit_ms=0.0)
+    found["calibrated"] = lengths_by_calibration(manager(Limits(K, 4, 64, max_draft_rows=8)), torch)
     drawing = SimpleNamespace(speculator=SimpleNamespace(draft_logits=torch.zeros(1)))
     for name, runner, temperature in (
         ("drawn and sampled", drawing, 1.0),
@@ -59,6 +60,25 @@ def main() -> None:
             for drafts in (CONFIDENCES, [[0.02] * K] * 3)
         ]
     print(json.dumps(found))
+
+
+def lengths_by_calibration(manager: Any, torch: Any) -> list[list[int]]:
+    """Rows of three equal drafts, before and after it is learnt that sampled ones fail more."""
+    slots = np.array([2, 0, 3])
+    batch = SimpleNamespace(num_reqs=3, idx_mapping=torch.from_numpy(slots), idx_mapping_np=slots)
+    for slot, temperature in zip(slots.tolist(), (0.0, 0.7, 1.0), strict=True):
+        manager.add_request(slot)
+        manager.describe_request(slot, temperature, 1.0, adaptive=True)
+    lengths = []
+    calibration = manager.controller.calibration
+    for biases in ((0.0, 0.0, 0.0), (0.0, -4.0, 4.0)):
+        calibration.fitted[:, :, 1] = np.array(biases)[:, None]
+        calibration._tabulate()
+        calibration.version += 1
+        manager.observe_verdict(torch.ones(3, dtype=torch.int32))
+        manager.record_confidences(torch.full((3, K), 0.7), batch)
+        lengths.append(step(manager, torch, batch)["lengths"])
+    return lengths
 
 
 def total_after(manager: Any, torch: Any, temperature: float, newest: Any) -> int:

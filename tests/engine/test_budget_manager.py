@@ -45,6 +45,13 @@ def test_a_draft_with_nan_confidences_is_verified_whole_and_counted(played: dict
     assert played["invalid"] == 4
 
 
+def test_rows_are_ranked_by_calibrated_chances(played: dict[str, Any]):
+    """Equal confidences, three ways to sample: mild sampling fails more, free sampling less."""
+    before, after = played["calibrated"]
+    assert before == [4, 4, 3]
+    assert after == [5, 1, 5]
+
+
 def test_where_drafts_are_drawn_the_total_does_not_depend_on_them(played: dict[str, Any]):
     """A confidence depends on the draft tokens before it, and through the total on all of them."""
     usual, unusual = played["drawn and sampled"]

@@ -124,6 +124,11 @@ class OnlineCalibration:
         self._tabulate()
 
     @property
+    def table(self) -> Grid:
+        """Chances [class, K, score] on the grid: what a device needs to rank by what is planned."""
+        return self._table
+
+    @property
     def temperatures(self) -> Real:
         """1 / slope, float [class, K]."""
         return np.asarray(1.0 / self.fitted[..., 0])

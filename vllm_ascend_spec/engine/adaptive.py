@@ -30,6 +30,7 @@ from vllm_ascend_spec.budget.surface import StepKind, Surface
 from vllm_ascend_spec.budget.survival import Ints
 from vllm_ascend_spec.engine import profiling
 from vllm_ascend_spec.engine.arrivals import ArrivalRing, InFlight
+from vllm_ascend_spec.engine.chances import DeviceChances
 from vllm_ascend_spec.engine.ledger import Arrival, Bools, DraftLedger
 from vllm_ascend_spec.engine.metrics import BudgetMetrics
 from vllm_ascend_spec.engine.step_clock import StepClock, Ticks
@@ -110,6 +111,7 @@ class BudgetManager(AdaptiveVerificationManager):
         self._ladder: list[int] = []
         self._probes: list[profiling.Probe] = []
         self.probe: profiling.Probe | None = None  # the dummy step that is being timed
+        self._chances = DeviceChances(depth, device)
         self._sampled: torch.Tensor | None = None
         self._verified: torch.Tensor | None = None
         self._packed = PackedRows(
@@ -249,9 +251,9 @@ class BudgetManager(AdaptiveVerificationManager):
         drafted = self._drafted(slots, planned)
         self._undrafted[slots] = ~drafted
         confidence = confidence_probs[:requests]
-        # Without a number for a confidence the draft is verified whole: it ranks before all others.
-        known = ((confidence >= 0) & (confidence <= 1)).all(dim=1, keepdim=True)
-        self._confidence_probs[input_batch.idx_mapping] = torch.where(known, confidence, 1.0)
+        self._confidence_probs[input_batch.idx_mapping] = self._chances.of(
+            confidence, self.controller, slots
+        )
         if self._any_opted_out:
             # Ranked before all others, so that the rows added for them are theirs.
             whole = async_tensor_h2d(slots[self._opted_out[slots]], device=confidence.device)
