@@ -83,48 +83,68 @@ struct PipelineShared {
   uint64_t record_full[kSystemWarps], record_empty[kSystemWarps];
 };
 
-// The heads with rows among those of a block: every `blocks`-th one. All warps of a block see the
-// same ones in the same order. A lane holds what it needs of one head in 32.
+// Of all heads that have rows every `blocks`-th one, so that blocks have equal shares whichever
+// requests have none. All warps of a block see the same ones in the same order. A lane holds one
+// request in 32; with kAhead it asks for its next one before that is needed.
+template <bool kAhead = false>
 struct Heads {
   const Arguments& x;
-  unsigned left = 0;
-  int base;
-  int begin = 0, slot = 0, num_rows = 0, start = 0, pending = 0, flush = 0, head = 0;
+  int begin = 0, slot = 0, lengths = 0;  // of the lane's request; start, pending and so on together
+  Request ahead;
+  unsigned live = 0;  // lanes whose request has rows
+  int first = -32;    // request of lane 0
+  int passed = 0;     // requests with rows before that
+  int which, head;    // the next head's request, among those with rows
+  int step;           // from there to the one after it, in requests and heads
 
   WARP_FN explicit Heads(const Arguments& arguments)
-      : x(arguments), base(warp::block() - 32 * warp::blocks()) {}
+      : x(arguments), which(warp::block() / x.value_heads), head(warp::block() % x.value_heads),
+        step(warp::blocks() / x.value_heads << 16 | warp::blocks() % x.value_heads) {
+    if (kAhead) ahead = ask();
+    advance();
+  }
+
+  WARP_FN Request ask() const {
+    const int request = first + 32 + warp::lane();
+    return request < x.requests ? Request(x, request) : Request();
+  }
+
+  WARP_FN void advance() {
+    passed += warp::count_bits(live);
+    const Request mine = kAhead ? ahead : ask();
+    first += 32;
+    begin = mine.begin, slot = mine.slot;
+    lengths = mine.num_rows | mine.start << 8 | mine.pending << 16 | (mine.flush != 0) << 24;
+    live = warp::ballot(mine.num_rows > 0);
+    if (kAhead) ahead = ask();
+  }
 
   WARP_FN bool any() {
-    const int total = x.requests * x.value_heads;
-    while (left == 0) {
-      base += 32 * warp::blocks();
-      if (base >= total) return false;
-      const int unit = base + warp::lane() * warp::blocks();
-      num_rows = 0;
-      if (unit < total) {
-        const int which = unit / x.value_heads;
-        const Request request(x, which);
-        begin = request.begin, slot = request.slot, num_rows = request.num_rows;
-        start = request.start, pending = request.pending, flush = request.flush;
-        head = unit - which * x.value_heads;
-      }
-      left = warp::ballot(num_rows > 0);
+    while (which >= passed + warp::count_bits(live)) {
+      if (first + 32 >= x.requests) return false;
+      advance();
     }
     return true;
   }
 
-  // If there are any.
-  WARP_FN Work next() {
-    const int from = warp::lowest_bit(left);
-    left &= left - 1;
-    Request request;
-    request.begin = warp::shuffle(begin, from), request.slot = warp::shuffle(slot, from);
-    request.num_rows = warp::shuffle(num_rows, from), request.start = warp::shuffle(start, from);
-    request.pending = warp::shuffle(pending, from), request.flush = warp::shuffle(flush, from);
-    return Work(x, request, warp::shuffle(head, from), 0);
+  WARP_FN void skip() {
+    which += step >> 16, head += step & 0xffff;
+    if (head >= x.value_heads) head -= x.value_heads, ++which;
   }
 
-  WARP_FN void skip() { left &= left - 1; }
+  // If there are any.
+  WARP_FN Work next() {
+    const int lane = warp::lane(), rank = warp::count_bits(live & ((1u << lane) - 1));
+    const int from = warp::lowest_bit(warp::ballot((live >> lane & 1) && rank == which - passed));
+    const int of_it = warp::shuffle(lengths, from);
+    Request request;
+    request.begin = warp::shuffle(begin, from), request.slot = warp::shuffle(slot, from);
+    request.num_rows = of_it & 255, request.start = of_it >> 8 & 255;
+    request.pending = of_it >> 16 & 255, request.flush = of_it >> 24;
+    const int now = head;
+    skip();
+    return Work(x, request, now, 0);
+  }
 };
 
 // Use k of a ring's place: its number, and which phases its barriers are in.
@@ -148,7 +168,7 @@ WARP_FN void arrive_once(uint64_t* at) {
 
 template <bool kWide, typename Shared>
 WARP_FN void copy_states(const Arguments& x, Shared& shared) {
-  Heads heads(x);
+  Heads<true> heads(x);
   for (int k = 0; heads.any();) {
     const char* const state_at = head_state<kWide>(x, heads.next());
 #pragma unroll
@@ -199,7 +219,7 @@ struct PendingInputs {
 // Every kSystemWarps-th head, from `first` on.
 template <bool kWide, typename Shared>
 WARP_FN void solve_systems(const Arguments& x, Shared& shared, int first) {
-  Heads heads(x);
+  Heads<> heads(x);
   for (int n = 0; heads.any(); ++n) {
     const Use<Shared::kSystemWarps> use(n);
     if (use.place != first) {
@@ -309,7 +329,7 @@ WARP_FN void multiply_heads(const Arguments& x, Shared& shared, int warp_number)
   const int first_tile = warp_number % Shared::kWarpsOfHead * Shared::kTilesOfWarp;
   const int part = first_tile / Shared::kTilesOfPart;
   const int in_tile = 2 * (warp::lane() >> 2);
-  Heads heads(x);
+  Heads<> heads(x);
   for (int n = 0; heads.any(); ++n) {
     if (n % Shared::kGroups != group) {
       heads.skip();

@@ -26,9 +26,9 @@ struct Arguments {
 
 // A request's part of a step. Without rows or with the null slot, num_rows is 0.
 struct Request {
-  int begin, slot, num_rows, start, pending, flush;
+  int begin = 0, slot = 0, num_rows = 0, start = 0, pending = 0, flush = 0;
 
-  Request() = default;
+  WARP_FN Request() {}
 
   // All in one trip to memory, which takes a microsecond under load.
   WARP_FN Request(const Arguments& x, int request) {

@@ -127,18 +127,21 @@ def test_ring_sizes(dtype: torch.dtype, ring: int, device: torch.device) -> None
 class UpperBound:
     """Tensors of a captured step: entries behind the batch have no rows and the null slot."""
 
-    def __init__(self, dtype: torch.dtype, entries: int, device: torch.device) -> None:
+    def __init__(
+        self, dtype: torch.dtype, entries: int, device: torch.device, slots: int = 5
+    ) -> None:
         random = torch.Generator().manual_seed(7)
         normal = lambda *size: torch.randn(*size, generator=random)  # noqa: E731
         layout = ReplayLayout(2, 4, DIM, DIM, 24, dtype)
-        self.cache = layout.allocate(5, device)
+        self.cache = layout.allocate(slots, device)
         for tensor in self.cache.tensors():
             tensor.copy_(normal(*tensor.shape) * 0.3)
         self.cache.log_decay.neg_().clamp_(max=0)
         self.cache.key_norm.copy_(self.cache.keys.float().pow(2).sum(-1).rsqrt())
-        packed = normal(8 * entries, (2 + 2 + 4) * DIM).bfloat16().to(device)
+        tokens = 8 * 80  # as many, and so the same ones, whatever the entries
+        packed = normal(tokens, (2 + 2 + 4) * DIM).bfloat16().to(device)
         q, k, v = packed.split([2 * DIM, 2 * DIM, 4 * DIM], 1)
-        gates = normal(8 * entries, 8).bfloat16().to(device)
+        gates = normal(tokens, 8).bfloat16().to(device)
         self.rows = (
             q.unflatten(1, (2, DIM)), k.unflatten(1, (2, DIM)), v.unflatten(1, (4, DIM)),
             gates[:, :4], gates[:, 4:], normal(4).to(device), normal(4).to(device),
@@ -146,7 +149,7 @@ class UpperBound:
         integers = lambda *size: torch.zeros(size, dtype=torch.int32, device=device)  # noqa: E731
         self.query_start_loc, self.slots = integers(entries + 1), integers(entries)
         self.step = StepCursor(integers(entries), integers(entries), integers(entries))
-        self.out = torch.empty(8 * entries, 4, DIM, dtype=torch.bfloat16, device=device)
+        self.out = torch.empty(tokens, 4, DIM, dtype=torch.bfloat16, device=device)
 
     def fill(self, lengths: list[int], slots: list[int], pending: int = 5) -> None:
         """A batch; what lies behind it repeats the last start and has the null slot."""
@@ -157,8 +160,7 @@ class UpperBound:
         self.slots[: len(slots)] = torch.tensor(slots)
         self.step.start.fill_(21)
         self.step.pending.fill_(pending)
-        self.step.flush.zero_()
-        self.step.flush[: len(slots)] = torch.arange(len(slots)) % 2
+        self.step.flush.copy_(self.slots % 2)
         self.out.fill_(schedule.POISON)
 
     def run(self, variant: cuda.Variant) -> None:
@@ -194,6 +196,31 @@ def test_entries_behind_the_batch_touch_nothing(dtype: torch.dtype, device: torc
         compare(*runs)
         assert bool((runs[0][-1][:12] != schedule.POISON).all()), variant
         assert bool((runs[0][-1][12:] == schedule.POISON).all()), variant
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_requests_without_rows_in_between_change_nothing(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    """Seven requests spread over 75, more than two loads of a warp, as a batch of seven."""
+    places, lengths, slots = (
+        [0, 1, 31, 32, 33, 64, 74],
+        [3, 1, 8, 2, 8, 1, 5],
+        [2, 4, 1, 3, 6, 7, 5],
+    )
+    spread_lengths, spread_slots = [0] * 75, [0] * 75
+    for place, length, slot in zip(places, lengths, slots, strict=True):
+        spread_lengths[place], spread_slots[place] = length, slot
+    spread_slots[2], spread_slots[40] = 9, 9  # no rows, but a slot
+    for variant in of_dtype(dtype):
+        runs = []
+        for batch in ((spread_lengths, spread_slots), (lengths, slots)):
+            step = UpperBound(dtype, len(batch[0]), device, slots=10)
+            step.fill(*batch)
+            step.run(variant)
+            runs.append(step.found())
+        compare(*runs)
+        assert bool((runs[1][-1][: sum(lengths)] != schedule.POISON).all()), variant
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA graph")
