@@ -46,10 +46,11 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    adaptive: bool | None = Field(
+    adaptive: bool | Literal["auto"] | None = Field(
         default=None,
-        description="Let the verified length vary per request. None leaves the choice to "
-        "`enable_adaptive_verification` of the speculative config.",
+        description="Let the verified length vary per request. auto: where method, device and "
+        "configuration can do it, otherwise a fixed length, and the log says why. None leaves the "
+        "choice to `enable_adaptive_verification` of the speculative config.",
     )
     confidence: Literal["auto", "head"] = Field(
         default="auto",
@@ -61,6 +62,16 @@ class Options(BaseModel):
         default=None,
         description="File of step costs measured on this engine, which adaptive verification "
         "plans with; without one, every draft token is verified.",
+    )
+    calibration: str | None = Field(
+        default=None,
+        description="File of a calibration that was learnt before, by the same method on the same "
+        "model: confidences are right from the first step.",
+    )
+    save_calibration: str | None = Field(
+        default=None,
+        description="File that what is learnt while serving is written to, once a minute and at "
+        "the end.",
     )
     planner: Literal["plugin", "vllm"] = Field(
         default="plugin",
@@ -115,11 +126,18 @@ def _refuse_misspelt_section(additional_config: dict[str, Any]) -> None:
 
 
 def _explain(error: ValidationError) -> str:
-    return " ".join(_explain_one(problem) for problem in error.errors())
+    # A value that fits no member of a union is reported once for each of them.
+    first = {
+        tuple(p["loc"][:1]) if p["loc"][:1] == ("adaptive",) else tuple(p["loc"]): p
+        for p in reversed(error.errors())
+    }
+    return " ".join(_explain_one(problem) for problem in reversed(first.values()))
 
 
 def _explain_one(problem: Any) -> str:
     path = [str(part) for part in problem["loc"]]
+    if path[:1] == ["adaptive"]:
+        return f'--additional-config: {CONFIG_KEY}.adaptive: must be true, false or "auto".'
     name = ".".join((CONFIG_KEY, *path))
     if problem["type"] != "extra_forbidden":
         return f"--additional-config: {name}: {problem['msg']}."

@@ -36,6 +36,7 @@ def main(request_path: str, answer_path: str) -> None:
             for name, batch in request["batches"].items()
         },
         "config": _describe(llm.llm_engine.vllm_config),
+        "compute_hash": llm.llm_engine.vllm_config.compute_hash(),
     }
     Path(answer_path).write_text(json.dumps(answer))
 

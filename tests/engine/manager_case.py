@@ -49,7 +49,9 @@ def main() -> None:
     found = play(manager(Limits(K, 4, 64, max_draft_rows=8)), torch)
     unprobed = Limits(K, 4, 64, probe_share=0.0, probe_credit_ms=0.0)
     found["calibrated"] = lengths_by_calibration(manager(Limits(K, 4, 64, max_draft_rows=8)), torch)
-    drawing = SimpleNamespace(speculator=SimpleNamespace(draft_logits=torch.zeros(1)))
+    drawing = SimpleNamespace(
+        vllm_config=config(), speculator=SimpleNamespace(draft_logits=torch.zeros(1))
+    )
     for name, runner, temperature in (
         ("drawn and sampled", drawing, 1.0),
         ("drawn, greedy", drawing, 0.0),
@@ -79,6 +81,15 @@ def lengths_by_calibration(manager: Any, torch: Any) -> list[list[int]]:
         manager.record_confidences(torch.full((3, K), 0.7), batch)
         lengths.append(step(manager, torch, batch)["lengths"])
     return lengths
+
+
+def config() -> Any:
+    """As much of vLLM's configuration as the manager reads."""
+    return SimpleNamespace(
+        additional_config={},
+        model_config=SimpleNamespace(model="toy", dtype="torch.bfloat16"),
+        speculative_config=SimpleNamespace(model="toy-dspark", num_speculative_tokens=K),
+    )
 
 
 def total_after(manager: Any, torch: Any, temperature: float, newest: Any) -> int:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_ascend_spec.budget import calibration_file
 from vllm_ascend_spec.budget.accounting import Counters
 from vllm_ascend_spec.budget.calibration import (
     OnlineCalibration,
@@ -30,7 +27,6 @@ from vllm_ascend_spec.budget.confidence import (
 )
 from vllm_ascend_spec.budget.survival import from_grid, quantise_scores, to_grid
 from vllm_ascend_spec.drafters.methods import METHODS
-from vllm_ascend_spec.errors import UserError
 
 K = 4
 GREEDY = np.zeros(64, dtype=np.int64)
@@ -285,49 +281,3 @@ def test_case_49_counters() -> None:
     between = step.since(empty)
     assert (between.drafted, between.emitted, between.requests) == (7, 3, 1)
     assert Counters().tau is None
-
-
-def test_a_calibration_survives_its_file(tmp_path: Path) -> None:
-    calibration = OnlineCalibration(K)
-    rounds(50, 0.5, -1.0, calibration)
-    path = tmp_path / "calibration.json"
-    calibration_file.save(path, calibration, "hybrid", "dspark")
-    again = calibration_file.load(path, "hybrid", "dspark", K)
-    scores = np.arange(1, 1021, dtype=np.uint16).reshape(-1, K)
-    rows = np.zeros(255, dtype=np.int64)
-    np.testing.assert_allclose(again.apply(scores, rows), calibration.apply(scores, rows), atol=20)
-
-
-@pytest.mark.parametrize(
-    ("model", "method", "draft_tokens", "named"),
-    [
-        ("dense", "dspark", K, "model is 'dense' here and 'hybrid' there"),
-        ("hybrid", "mtp", K, "method is 'mtp'"),
-        ("hybrid", "dspark", 7, "draft_tokens is 7 here and 4 there"),
-    ],
-)
-def test_another_calibration_is_refused(
-    tmp_path: Path, model: str, method: str, draft_tokens: int, named: str
-) -> None:
-    path = tmp_path / "calibration.json"
-    calibration_file.save(path, OnlineCalibration(K), "hybrid", "dspark")
-    with pytest.raises(UserError, match=named):
-        calibration_file.load(path, model, method, draft_tokens)
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("{", r"calibration\.json"),
-        ('{"model": "m", "method": "x", "slope": [1, 2], "bias": [0]}', "2 slopes and 1 biases"),
-        ('{"model": "m", "method": "x", "slope": [-1], "bias": [0]}', "slopes must lie"),
-        ('{"model": "m", "method": "x", "slope": [1], "bias": ["NaN"]}', "bias"),
-    ],
-)
-def test_a_malformed_calibration_is_one_clear_error(tmp_path: Path, text: str, named: str) -> None:
-    path = tmp_path / "calibration.json"
-    path.write_text(text)
-    with pytest.raises(UserError, match=named):
-        calibration_file.load(path, "m", "x", 1)
-    with pytest.raises(UserError, match="No such file"):
-        calibration_file.load(tmp_path / "none.json", "m", "x", 1)

@@ -22,6 +22,9 @@ def test_given_values_arrive():
         {"ascend_spec": {"adaptive": True, "cpu": {"verify_cost_ms": [[1, 2.0], [4, 3]]}}}
     )
     assert options.adaptive is True
+    for given in (True, False, "auto", None):
+        chosen = Options.from_additional_config({"ascend_spec": {"adaptive": given}})
+        assert chosen.adaptive is given or chosen.adaptive == given == "auto"
     assert options.cpu.verify_cost_ms == [(1, 2.0), (4, 3.0)]
 
 
@@ -31,7 +34,7 @@ def test_given_values_arrive():
         ({"adaptve": True}, "'ascend_spec.adaptve'", "did you mean 'adaptive'?"),
         ({"cpu": {"verify_costs": []}}, "'ascend_spec.cpu.verify_costs'", "'verify_cost_ms'?"),
         ({"zzz": 1}, "'ascend_spec.zzz'", "known: adaptive, confidence, cost_surface"),
-        ({"adaptive": "often"}, "ascend_spec.adaptive", "boolean"),
+        ({"adaptive": "often"}, "ascend_spec.adaptive", 'true, false or "auto"'),
         ({"cpu": {"verify_cost_ms": [[1, 1.0]]}}, "ascend_spec.cpu.verify_cost_ms", "2 items"),
         (
             {"cpu": {"verify_cost_ms": [[4, 1.0], [2, 1.0]]}},

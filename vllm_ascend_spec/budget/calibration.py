@@ -74,6 +74,14 @@ class OnlineCalibration:
         self._row = (np.arange(self.draft_tokens) * SCORE_LEVELS).astype(np.int64)
         self._tabulate()
 
+    @classmethod
+    def resumed(cls, fitted: Real) -> OnlineCalibration:
+        """A calibration that was learnt before: slope and bias, float [class, K, 2]."""
+        found = cls(fitted.shape[1], fitted[0, :, 0], fitted[0, :, 1])
+        found.fitted[:] = fitted
+        found._tabulate()
+        return found
+
     def apply(self, scores: Scores, classes: Ints) -> Grid:
         """scores [R, K], sampling classes int [R] -> acceptance chances [R, K] on the grid.
 

@@ -30,6 +30,7 @@ from vllm_ascend_spec.budget.surface import StepKind, Surface
 from vllm_ascend_spec.budget.survival import Ints
 from vllm_ascend_spec.engine import profiling
 from vllm_ascend_spec.engine.arrivals import ArrivalRing, InFlight
+from vllm_ascend_spec.engine.calibrations import CalibrationStore
 from vllm_ascend_spec.engine.chances import DeviceChances
 from vllm_ascend_spec.engine.ledger import Arrival, Bools, DraftLedger
 from vllm_ascend_spec.engine.metrics import BudgetMetrics
@@ -95,7 +96,11 @@ class BudgetManager(AdaptiveVerificationManager):
         self.limits, self.may_skip, self._runner = limits, may_skip, runner
         self._surface_file = surface_file
         acceptance = cold_start(method, depth)
-        self.controller = BudgetController(limits, None, acceptance)
+        self._store = None if runner is None else CalibrationStore.of(runner, method, publishes)
+        learnt = None if self._store is None else self._store.start()
+        self.controller = BudgetController(limits, None, acceptance, learnt)
+        if self._store is not None:
+            self._store.follow(self.controller.calibration)
         self.ledger = DraftLedger(self.controller, states.max_num_reqs, depth)
         self.ring = ArrivalRing(states.max_num_reqs, depth, device, lockstep)
         self.clock = StepClock(enabled=device.type == "cuda" and not lockstep)
@@ -342,6 +347,8 @@ class BudgetManager(AdaptiveVerificationManager):
                 self._account(planned, ticks, emitted, drafted)
         if self.metrics is not None:
             self.metrics.step(self.controller, self.last_plan)
+        if self._store is not None:
+            self._store.step(self.controller.calibration)
 
     def _account(self, planned: Planned, ticks: Ticks | None, emitted: int, drafted: int) -> None:
         times = ticks.read() if ticks is not None else None

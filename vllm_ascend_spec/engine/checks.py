@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_ascend_spec.drafters.support import Host
+from vllm_ascend_spec.engine import choice
 from vllm_ascend_spec.engine.checkpoint import Checkpoint
 from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.options import Options
@@ -39,7 +41,8 @@ class Plan:
 
     @property
     def adaptive(self) -> bool:
-        if self.options.adaptive is not None:
+        """What is demanded: "auto" demands nothing."""
+        if isinstance(self.options.adaptive, bool):
             return self.options.adaptive
         return bool((self.speculative or {}).get("enable_adaptive_verification"))
 
@@ -91,19 +94,39 @@ def check_and_apply(vllm_config: Any, options: Options) -> None:
     speculative = speculative_of(config)
     if vllm_config.model_config is not None and vllm_config.load_config.load_format != "dummy":
         check(Plan(vllm_config.model_config.model, speculative, options))
-    if options.adaptive is not None and config is not None:
+    if config is None:
+        return
+    if options.adaptive == "auto":
+        verdict = choice.adaptive(vllm_config, Host(*_platform()))
+        config.enable_adaptive_verification = verdict.ok
+        logger.info(
+            'ascend_spec.adaptive "auto": adaptive verification is %s%s',
+            "on" if verdict.ok else "off",
+            f" ({verdict.reason})" if verdict.reason else "",
+        )
+    elif options.adaptive is not None:
         config.enable_adaptive_verification = options.adaptive
+    choice.show_to_compute_hash(vllm_config)
+
+
+def _platform() -> tuple[str, tuple[int, int] | None]:
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda():
+        return "cpu", None
+    capability = current_platform.get_device_capability()
+    return "cuda", None if capability is None else (capability.major, capability.minor)
 
 
 def _check_options(plan: Plan) -> None:
     given = (plan.speculative or {}).get("enable_adaptive_verification")
     wanted = plan.options.adaptive
-    if wanted is not None and given is not None and wanted != given:
+    if isinstance(wanted, bool) and given is not None and wanted != given:
         raise UserError(
             f"ascend_spec.adaptive is {str(wanted).lower()}, and enable_adaptive_verification of "
             f"--speculative-config is {str(given).lower()}. Give one of them."
         )
-    if wanted and plan.speculative is None:
+    if wanted is True and plan.speculative is None:
         raise UserError(
             "ascend_spec.adaptive is true, and nothing drafts. Add --speculative-config."
         )
