@@ -219,7 +219,7 @@ def test_a_drafter_without_confidence_head(plan: MakePlan, confidence: str, refu
 CONTRADICTIONS = [
     ("dspark", {"adaptive": True}, False, "ascend_spec.adaptive is true.*is false. Give one"),
     ("dspark", {"adaptive": False}, True, "ascend_spec.adaptive is false.*is true. Give one"),
-    ("ngram_gpu", {"adaptive": True}, None, "'ngram_gpu' has none"),
+    ("suffix", {"adaptive": True}, None, "'suffix' has none. Leave it off, or choose ngram_gpu"),
     ("eagle3", {"adaptive": True, "confidence": "head"}, None, 'ascend_spec.confidence is "head"'),
     ("dspark", {"confidence": "head"}, None, 'ascend_spec.confidence is "head"'),
 ]

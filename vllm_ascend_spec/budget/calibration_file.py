@@ -88,7 +88,7 @@ def save(path: Path, calibration: OnlineCalibration, key: CalibrationKey) -> Non
             CLASSES, calibration.fitted.round(4).transpose(0, 2, 1).tolist(), strict=True
         )
     }
-    data = CalibrationFile(key=key, **maps).model_dump(mode="json")
+    data = CalibrationFile.model_validate({"key": key, **maps}).model_dump(mode="json")
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         beside.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

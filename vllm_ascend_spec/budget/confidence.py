@@ -30,6 +30,8 @@ def constant_acceptance(tau: float, draft_tokens: int) -> float:
     return (low + high) / 2.0
 
 
+MATCH_PRIOR = 4.0  # trials that a match's length is worth
+MATCH_MEMORY = 64.0  # trials of a request that count; older ones fade
 EVEN_REQUESTS = 16  # batch size at which newest and typical survivals weigh the same
 
 
@@ -66,18 +68,20 @@ def match_scores(
 
     match_length: tokens of the tail that were found earlier, 0 for no match. trials, agreements:
     how many tokens copied from matches were verified in this request, and how many of them were
-    accepted. Starts at m / (m + 1) with the weight of 4 trials; calibration learns the rest.
+    accepted. Starts at m / (m + 1) with the weight of `MATCH_PRIOR` trials; calibration learns the
+    rest.
     """
     length = np.asarray(match_length, dtype=np.float64)
     start = length / (length + 1.0)
     hits, tries = np.asarray(agreements, np.float64), np.asarray(trials, np.float64)
-    return np.where(length > 0, (hits + 4.0 * start) / (tries + 4.0), 0.0)
+    score = (hits + MATCH_PRIOR * start) / (tries + MATCH_PRIOR)
+    return np.where(length > 0, score, 0.0)
 
 
 class MatchStatistics:
     """Per request slot: tokens verified and accepted from n-gram matches; old ones fade."""
 
-    def __init__(self, max_requests: int, memory: float = 64.0) -> None:
+    def __init__(self, max_requests: int, memory: float = MATCH_MEMORY) -> None:
         self._memory = memory
         self.agreements, self.trials = np.zeros((2, max_requests))
 

@@ -54,8 +54,8 @@ def valid_rows(confidence: npt.ArrayLike, available: npt.ArrayLike) -> npt.NDArr
     """bool [R]: requests whose confidences [R, K] are numbers in [0, 1] as far as `available`."""
     values = np.asarray(confidence, dtype=np.float32)
     exists = np.arange(values.shape[-1]) < np.asarray(available)[..., None]
-    valid: npt.NDArray[np.bool_] = (((values >= 0.0) & (values <= 1.0)) | ~exists).all(axis=-1)
-    return valid
+    valid = ((values >= 0.0) & (values <= 1.0)) | ~exists
+    return np.asarray(valid.all(axis=-1))
 
 
 def to_grid(probability: npt.ArrayLike) -> Grid:

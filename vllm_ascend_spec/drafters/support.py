@@ -31,8 +31,9 @@ class Verdict:
 
 YES = Verdict(True, "")
 _NO_RUNNER = "vLLM's Model Runner V2 has no {title} speculator; the plugin's own is not there yet"
-_NO_CONFIDENCE = Verdict(
-    False, "upstream's n-gram speculator gives no confidence; every draft token is verified"
+_MATCHES = f"confidence: {Confidence.MATCH.value}"
+_MATCHES_ON_CPU = Verdict(
+    False, "n-gram drafts have a confidence on the CPU engine alone; every draft token is verified"
 )
 _NO_FULL_GRAPHS = Verdict(
     False,
@@ -78,7 +79,7 @@ def _on_ascend(method: Method, feature: Feature) -> Verdict:
 
 def _adaptive(method: Method, feature: Feature, host: Host) -> Verdict:
     if method.drafting is Drafting.LOOKUP:
-        return _NO_CONFIDENCE
+        return Verdict(True, _MATCHES) if host.platform == "cpu" else _MATCHES_ON_CPU
     if not host.varying_length_graphs:
         return _NO_FULL_GRAPHS
     source = "head" if method.confidence is Confidence.HEAD else "upstream's online estimator"

@@ -7,6 +7,7 @@ model, or not at all: a drafter for another target drafts rubbish and only costs
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,8 @@ _DRAFTER = "--speculative-config model"
 
 # Part of the architecture's name that a method's drafters carry.
 _FAMILY = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
-_LOOKUP_METHODS = ("ngram", "ngram_gpu", "suffix")
+_WITHOUT_CONFIDENCE = ("suffix",)
+_NGRAM = ("ngram", "ngram_gpu")
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,18 @@ def check_and_apply(vllm_config: Any, options: Options) -> None:
         )
     elif options.adaptive is not None:
         config.enable_adaptive_verification = options.adaptive
+    if config.enable_adaptive_verification and config.method in _NGRAM and not scores_matches():
+        raise UserError(
+            f"Adaptive verification with method {config.method!r} runs on the CPU engine alone so "
+            "far: set ascend_spec.adaptive to false."
+        )
     choice.show_to_compute_hash(vllm_config)
+
+
+def scores_matches() -> bool:
+    """Whether this process gives n-gram drafts a confidence."""
+    replaced = sys.modules.get("vllm_ascend_spec.engine.ngram")
+    return replaced is not None and bool(replaced.declared())
 
 
 def _platform() -> tuple[str, tuple[int, int] | None]:
@@ -130,10 +143,11 @@ def _check_options(plan: Plan) -> None:
         raise UserError(
             "ascend_spec.adaptive is true, and nothing drafts. Add --speculative-config."
         )
-    if plan.adaptive and plan.method in _LOOKUP_METHODS:
+    if plan.adaptive and plan.method in _WITHOUT_CONFIDENCE:
         raise UserError(
             f"Adaptive verification needs a confidence for each draft token, and method "
-            f"{plan.method!r} has none. Leave it off, or choose mtp, eagle3, dflash or dspark."
+            f"{plan.method!r} has none. Leave it off, or choose ngram_gpu, mtp, eagle3, dflash or "
+            "dspark."
         )
     if plan.options.confidence == "head" and not (plan.adaptive and plan.method == "dspark"):
         raise UserError(

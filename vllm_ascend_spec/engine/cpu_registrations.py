@@ -8,7 +8,7 @@ extension point reaches.
 from types import ModuleType
 from typing import Any
 
-from vllm_ascend_spec.engine import cpu_programs, replay, replay_steps, runner
+from vllm_ascend_spec.engine import cpu_programs, ngram, replay, replay_steps, runner
 from vllm_ascend_spec.engine.patching import Replacement, declare, on_import
 
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
@@ -72,6 +72,7 @@ def declare_all() -> None:
     declare(
         *replacements(),
         *runner.replacements(),
+        *ngram.replacements(),
         *replay.replacements(),
         *replay_steps.replacements(),
     )
