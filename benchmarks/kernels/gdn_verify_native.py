@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from vllm_ascend_spec.kernels.gdn_verify import triton as native
@@ -22,7 +22,7 @@ from benchmarks.kernels._gdn import DIM, MAX_ROWS, Native, Shape
 from benchmarks.kernels.gdn_verify import BF16, FP32, row
 
 REQUESTS = 256
-Config = NativeConfig | RowConfig | None
+Config: TypeAlias = NativeConfig | RowConfig | None
 # Slower on an H200 than these by 5 % and more: RowConfig(32, 2) and (64, 4), NativeConfig(8, 64).
 ROW_CONFIGS = [RowConfig(32, 1), RowConfig(16, 1), RowConfig(64, 2)]
 CONFIGS: dict[torch.dtype, list[NativeConfig | RowConfig]] = {
