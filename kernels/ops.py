@@ -25,6 +25,7 @@ import torch
 
 from .draft_inputs import BlockShape, DraftBuffers, TargetStep
 from .pack_rows import Batch, PackedRows
+from .record_round import RoundTables, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ OPERATORS: dict[str, dict[str, str]] = {
     "max_softmax_partial": _modules("max_softmax", "max_softmax_partial", *_DEVICE),
     "combine_partials": _modules("max_softmax", "combine_partials", *_DEVICE),
     "draft_inputs": _modules("draft_inputs", "draft_inputs", *_DEVICE),
+    "record_round": _modules("record_round", "record_round", "naive", "triton"),
     "conv_verify": _modules("conv_verify", "conv_verify", *_DEVICE, "host"),
     "gdn_verify": {
         "naive": "gdn_verify.raw_gates:naive_verify",
@@ -178,6 +180,19 @@ def combine_partials(partials: torch.Tensor, **options: Any) -> tuple[torch.Tens
 def draft_inputs(step: TargetStep, shape: BlockShape, out: DraftBuffers) -> DraftBuffers:
     """Anchor, masks, positions and slots of a block drafter; see `kernels.draft_inputs`."""
     return resolve("draft_inputs", out.slots.device.type)(step, shape, out)
+
+
+def record_round(
+    confidence: torch.Tensor,
+    slots: torch.Tensor,
+    tables: RoundTables,
+    ranking: torch.Tensor,
+    figures: torch.Tensor | None = None,
+    verdict: Verdict | None = None,
+) -> None:
+    """What ranking and host need of a drafting round; see `kernels.record_round`."""
+    record = resolve("record_round", ranking.device.type)
+    record(confidence, slots, tables, ranking, figures, verdict)
 
 
 def conv_verify(x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:

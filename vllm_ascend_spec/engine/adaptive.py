@@ -31,12 +31,13 @@ from vllm_ascend_spec.budget.survival import Ints
 from vllm_ascend_spec.engine import profiling
 from vllm_ascend_spec.engine.arrivals import ArrivalRing, InFlight
 from vllm_ascend_spec.engine.calibrations import CalibrationStore
-from vllm_ascend_spec.engine.chances import DeviceChances
+from vllm_ascend_spec.engine.chances import DeviceTables
 from vllm_ascend_spec.engine.ledger import Arrival, Bools, DraftLedger
 from vllm_ascend_spec.engine.metrics import BudgetMetrics
 from vllm_ascend_spec.engine.step_clock import StepClock, Ticks
 from vllm_ascend_spec.kernels import ops
 from vllm_ascend_spec.kernels.pack_rows import Batch, PackedRows
+from vllm_ascend_spec.kernels.record_round import Verdict
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -111,12 +112,12 @@ class BudgetManager(AdaptiveVerificationManager):
         self._rounds = np.zeros(states.max_num_reqs, dtype=np.int64)
         self._undrafted = np.zeros(states.max_num_reqs, dtype=np.bool_)
         self._opted_out = np.zeros(states.max_num_reqs, dtype=np.bool_)
-        self._any_opted_out = False
         self._samples = np.zeros(states.max_num_reqs, dtype=np.bool_)
         self._ladder: list[int] = []
         self._probes: list[profiling.Probe] = []
         self.probe: profiling.Probe | None = None  # the dummy step that is being timed
-        self._chances = DeviceChances(depth, device)
+        self._tables = DeviceTables(states.max_num_reqs, device)
+        self._layout = torch.zeros(2 * states.max_num_reqs, dtype=torch.int32, device=device)
         self._sampled: torch.Tensor | None = None
         self._verified: torch.Tensor | None = None
         self._packed = PackedRows(
@@ -140,6 +141,7 @@ class BudgetManager(AdaptiveVerificationManager):
         self.ledger.begin(req_idx)
         self._undrafted[req_idx] = False
         self._opted_out[req_idx] = False
+        self._tables.describe(req_idx, 0, False)
 
     def describe_request(
         self, req_idx: int, temperature: float, top_p: float, adaptive: bool
@@ -147,8 +149,9 @@ class BudgetManager(AdaptiveVerificationManager):
         """How the request that just took the slot samples, and whether it may be trimmed."""
         self.controller.begin(req_idx, temperature, top_p)
         self._opted_out[req_idx] = not adaptive
-        self._any_opted_out = bool(self._opted_out.any())
         self._samples[req_idx] = temperature > 0
+        kind = int(self.controller.memory.classes(np.array([req_idx]))[0])
+        self._tables.describe(req_idx, kind, not adaptive)
 
     # -- step costs -------------------------------------------------------------------------
 
@@ -218,18 +221,16 @@ class BudgetManager(AdaptiveVerificationManager):
         assert planned is not None
         requests = len(req_ids)
         budget = planned.budget
-        counts = self._batch_draft_capacity[:requests]
-        base = self._num_non_draft_tokens[:requests]
-        async_tensor_h2d(np.array([planned.drafts[r] for r in req_ids], np.int32), out=counts)
-        async_tensor_h2d(np.array([planned.base[r] for r in req_ids], np.int32), out=base)
-        batch = Batch(base, counts, score_rows=idx_mapping.to(torch.int32))
+        rows = [planned.base[r] for r in req_ids] + [planned.drafts[r] for r in req_ids]
+        layout = async_tensor_h2d(np.array(rows, np.int32), out=self._layout[: 2 * requests])
+        batch = Batch(layout[:requests], layout[requests:], score_rows=idx_mapping.to(torch.int32))
         ops.pack_rows(
             self._confidence_probs, budget, batch, self._packed, bonus_tokens=self.num_bonus_tokens
         )
         self._verified = self._packed.draft_lengths[:requests]
         self.clock.start()
-        layout = (self._cu_num_logits[: requests + 1], self.query_start_loc, budget)
-        return (*layout, None) if _RETURNS_ADMITTED_COUNTS else layout
+        answer = (self._cu_num_logits[: requests + 1], self.query_start_loc, budget)
+        return (*answer, None) if _RETURNS_ADMITTED_COUNTS else answer
 
     def observe_verdict(self, num_sampled: torch.Tensor) -> None:
         """The target is done: int32 [R] tokens emitted, on the device."""
@@ -255,28 +256,31 @@ class BudgetManager(AdaptiveVerificationManager):
         slots = np.asarray(input_batch.idx_mapping_np[:requests], dtype=np.int64)
         drafted = self._drafted(slots, planned)
         self._undrafted[slots] = ~drafted
-        confidence = confidence_probs[:requests]
-        self._confidence_probs[input_batch.idx_mapping] = self._chances.of(
-            confidence, self.controller, slots
-        )
-        if self._any_opted_out:
-            # Ranked before all others, so that the rows added for them are theirs.
-            whole = async_tensor_h2d(slots[self._opted_out[slots]], device=confidence.device)
-            self._confidence_probs[whole] = 1.0
         judges = self._rounds[slots]
         self._rounds[slots] += 1
-        ticks = self.clock.finish()
-        if sampled is None:
-            return
-        step = InFlight(
-            slots=slots,
-            tenants=self.ledger.tenants(slots),
-            judges=judges,
-            makes=self._rounds[slots],
-            drafted=drafted,
-            context=(planned, ticks, int(np.count_nonzero(drafted))),
+        figures = None if sampled is None else self.ring.stage()
+        # A request that opted out ranks before all others: the rows added for it are its own.
+        ops.record_round(
+            confidence_probs[:requests],
+            input_batch.idx_mapping,
+            self._tables.follow(self.controller.calibration),
+            self._confidence_probs,
+            figures,
+            None if sampled is None else Verdict(verified, sampled[:requests]),
         )
-        self.ring.send(step, confidence, verified, sampled[:requests])
+        ticks = self.clock.finish()
+        if figures is None:
+            return
+        self.ring.send(
+            InFlight(
+                slots=slots,
+                tenants=self.ledger.tenants(slots),
+                judges=judges,
+                makes=self._rounds[slots],
+                drafted=drafted,
+                context=(planned, ticks, int(np.count_nonzero(drafted))),
+            )
+        )
 
     # -- the planner ------------------------------------------------------------------------
 

@@ -63,36 +63,28 @@ class ArrivalRing:
         self._flying: deque[InFlight] = deque()
         self.lost = 0
 
-    def send(
-        self,
-        step: InFlight,
-        confidence: torch.Tensor,
-        verified: torch.Tensor | None,
-        sampled: torch.Tensor,
-    ) -> bool:
-        """Start the copy of a step; False where no buffer is free.
+    def stage(self) -> torch.Tensor | None:
+        """float32 [max_requests, K + 2] to write the next step's figures into (see `Landed`).
 
-        confidence: float [R, K]; verified: int32 [R], None for none; sampled: int32 [R].
+        None where no buffer is free: that step will not be known.
         """
         if not self._free:
             self.lost += 1
-            return False
+            return None
+        return self._staged[self._free[0]]
+
+    def send(self, step: InFlight) -> None:
+        """Start the copy of the step whose figures were written into the buffer staged last."""
         step.buffer = self._free.popleft()
-        requests, depth = confidence.shape
-        staged = self._staged[step.buffer]
-        staged[:requests, :depth] = confidence
-        if verified is None:
-            staged[:requests, depth].zero_()
-        else:
-            staged[:requests, depth] = verified
-        staged[:requests, depth + 1] = sampled
+        requests = len(step.slots)
         main = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(main)
         with torch.cuda.stream(self._stream):
-            self._host[step.buffer, :requests].copy_(staged[:requests], non_blocking=True)
+            self._host[step.buffer, :requests].copy_(
+                self._staged[step.buffer, :requests], non_blocking=True
+            )
             self._events[step.buffer].record()
         self._flying.append(step)
-        return True
 
     def landed(self, unread: int = 0) -> list[Landed]:
         """The steps that may be read now, oldest first; their buffers are free again.

@@ -1,4 +1,4 @@
-"""The host's calibration on the device, so that rows are ranked by what they were planned with.
+"""What the device knows of requests and of the host's calibration, for `kernels.record_round`.
 
 The host fixes how many rows are verified by their calibrated survivals. A device that ranked them
 by raw confidences would take other rows, worth less than was planned for.
@@ -9,42 +9,34 @@ from __future__ import annotations
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from vllm_ascend_spec.budget.controller import BudgetController
-from vllm_ascend_spec.budget.survival import ONE, SCORE_LEVELS, Ints
+from vllm_ascend_spec.budget.calibration import OnlineCalibration
+from vllm_ascend_spec.budget.survival import ONE
+from vllm_ascend_spec.kernels.record_round import RoundTables
 
 
-class DeviceChances:
-    """A copy of `OnlineCalibration.table` that follows its refits."""
+class DeviceTables:
+    """Copies on the device, written only when something changes."""
 
-    def __init__(self, draft_tokens: int, device: torch.device) -> None:
+    def __init__(self, requests: int, device: torch.device) -> None:
         self._device = device
         self._version = -1
-        self._table = torch.zeros(0, dtype=torch.float32, device=device)
-        self._position = torch.arange(draft_tokens, device=device) * SCORE_LEVELS
-        self._stride = draft_tokens * SCORE_LEVELS
+        self._chances = torch.zeros(0, device=device)
+        self._classes, self._whole = (
+            torch.zeros(requests, dtype=torch.int32, device=device) for _ in range(2)
+        )
+        self._known = [(0, False)] * requests
 
-    def of(
-        self, confidence: torch.Tensor, controller: BudgetController, slots: Ints
-    ) -> torch.Tensor:
-        """Raw confidences float [R, K] -> acceptance chances float32 [R, K], on the device.
+    def describe(self, slot: int, sampling_class: int, whole: bool) -> None:
+        """The request that has the slot: how it samples, and whether its drafts stay whole."""
+        if self._known[slot] != (sampling_class, whole):
+            self._known[slot] = (sampling_class, whole)
+            self._classes[slot].fill_(sampling_class)
+            self._whole[slot].fill_(int(whole))
 
-        They lie on the host's grid, so both rank alike. A request with a confidence that is no
-        number gets 1 everywhere: it ranks before all others, and its draft is verified whole.
-        """
-        self._follow(controller)
-        valid = (confidence >= 0) & (confidence <= 1)
-        score = torch.where(valid, confidence.float(), 0.0) * (SCORE_LEVELS - 1) + 0.5
-        index = score.to(torch.int64) + self._position
-        classes = controller.memory.classes(slots)
-        if classes.any():
-            index += async_tensor_h2d(classes * self._stride, device=self._device)[:, None]
-        known = valid.all(dim=1, keepdim=True)
-        return torch.where(known, self._table[index], 1.0)
-
-    def _follow(self, controller: BudgetController) -> None:
-        calibration = controller.calibration
-        if self._version == calibration.version:
-            return
-        self._version = calibration.version
-        chances = torch.from_numpy(calibration.table.astype("float32").reshape(-1) / ONE)
-        self._table = async_tensor_h2d(chances.numpy(), device=self._device)
+    def follow(self, calibration: OnlineCalibration) -> RoundTables:
+        """The tables, with the calibration's newest fit."""
+        if self._version != calibration.version:
+            self._version = calibration.version
+            chances = calibration.table.astype("float32") / ONE
+            self._chances = async_tensor_h2d(chances, device=self._device)
+        return RoundTables(self._chances, self._classes, self._whole)
