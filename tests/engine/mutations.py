@@ -76,3 +76,17 @@ def partial_drafts_at_the_wrong_rows() -> None:
 
     runner._draft_for_part = faulty(runner._draft_for_part)
     runner._recur_for_part = faulty(runner._recur_for_part)
+
+
+def replay_never_settles() -> None:
+    """A block that a verified step fills keeps the state that its page happens to hold."""
+    from vllm_ascend_spec.engine.replay_align import AlignedPages
+
+    AlignedPages.settle = lambda self, *where: None
+
+
+def replay_never_moves() -> None:
+    """A request's state stays in the page of the block that it has left."""
+    from vllm_ascend_spec.engine.replay_align import AlignedPages
+
+    AlignedPages.move = lambda self, *where: None

@@ -49,9 +49,9 @@ def test_preempted_requests_start_again(run_arm: RunArm, batches: dict[str, Any]
     assert real_differences(plain, tight["batches"]["mixed"]) == []
 
 
-def test_prefix_caching_is_refused_by_name(run_arm: RunArm):
-    with pytest.raises(EngineError, match=r"ascend_spec\.gdn_state is \"replay\", and prefix cach"):
-        run_arm("hybrid", "dspark", **REPLAY, enable_prefix_caching=True)
+def test_what_stands_against_it_is_named(run_arm: RunArm):
+    with pytest.raises(EngineError, match=r"gdn_state is \"replay\", and nothing is drafted"):
+        run_arm("hybrid", "none", **REPLAY)
 
 
 def test_native_and_replay_agree(run_arm: RunArm):

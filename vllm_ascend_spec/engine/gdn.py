@@ -75,6 +75,9 @@ class RaggedGDNMetadataBuilder(GDNAttentionMetadataBuilder):
             self.mamba_aligned_state_indices: torch.Tensor | None = None
         layers = vllm_config.compilation_config.static_forward_context
         self._replay = getattr(layers.get(layer_names[0]), "ascend_spec_steps", None)
+        # Without prefix caching a request's page is its first; with it, the one that upstream picks
+        # by the request's length.
+        self._first_page = kv_cache_spec.mamba_cache_mode == "none"
         if self._replay is not None:  # one page a request, not one a row
             self.spec_state_indices_tensor = self.spec_state_indices_tensor[:, :1].contiguous()
 
@@ -87,7 +90,7 @@ class RaggedGDNMetadataBuilder(GDNAttentionMetadataBuilder):
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **kwargs: Any
     ) -> GDNAttentionMetadata:
-        if self._replay is not None:
+        if self._replay is not None and self._first_page:
             table = common_attn_metadata.block_table_tensor[:, :1]
             common_attn_metadata = common_attn_metadata.replace(block_table_tensor=table)
         metadata = super().build(common_prefix_len, common_attn_metadata, *args, **kwargs)
@@ -104,7 +107,7 @@ class RaggedGDNMetadataBuilder(GDNAttentionMetadataBuilder):
         blk_table: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> GDNAttentionMetadata:
-        if self._replay is not None:
+        if self._replay is not None and self._first_page:
             blk_table = blk_table[:, :1]
         return super().update_block_table(metadata, blk_table, slot_mapping)
 

@@ -54,7 +54,7 @@ def planned(vllm_config: Any) -> ReplayLayout | None:
     wanted = Options.from_additional_config(vllm_config.additional_config).gdn_state
     if wanted == "native" or not _has_gdn(vllm_config):
         return None
-    why_not = obstacle(vllm_config) or (_not_chosen() if wanted == "auto" else None)
+    why_not = obstacle(vllm_config) or (_not_chosen(vllm_config) if wanted == "auto" else None)
     if why_not is None:
         layout = _layout(vllm_config)
         _say_once(_gain(layout, int(vllm_config.speculative_config.num_speculative_tokens)))
@@ -101,8 +101,9 @@ def obstacle(vllm_config: Any) -> str | None:
     sizes = (text.linear_key_head_dim, text.linear_value_head_dim)
     if rows > MAX_ROWS:
         return f"num_speculative_tokens is {rows - 1}, more than {MAX_ROWS - 1}"
-    if vllm_config.cache_config.mamba_cache_mode != "none":
-        return "prefix caching needs states at block boundaries (--no-enable-prefix-caching)"
+    mode = vllm_config.cache_config.mamba_cache_mode
+    if mode not in ("none", "align"):
+        return f"--mamba-cache-mode is {mode}, not align (or --no-enable-prefix-caching)"
     if parallel.pipeline_parallel_size > 1:
         return "accepted counts arrive late with --pipeline-parallel-size above 1"
     if vllm_config.kv_transfer_config is not None:
@@ -116,13 +117,15 @@ def obstacle(vllm_config: Any) -> str | None:
     return None
 
 
-def _not_chosen() -> str | None:
-    """Why "auto" does not choose it on this device, though it could be had."""
+def _not_chosen(vllm_config: Any) -> str | None:
+    """Why "auto" does not choose it for this engine, though it could be had."""
     from vllm.platforms import current_platform
 
-    if current_platform.is_cuda() and current_platform.is_device_capability(90):
-        return None
-    return 'the replay kernels are timed on compute capability 9.0 alone ("replay" asks for them)'
+    if not (current_platform.is_cuda() and current_platform.is_device_capability(90)):
+        return 'replay kernels are timed on compute capability 9.0 alone ("replay" asks for them)'
+    if vllm_config.cache_config.mamba_cache_mode == "align":
+        return 'with prefix caching replay is checked on a CPU alone so far ("replay" asks for it)'
+    return None
 
 
 def _dtypes(vllm_config: Any) -> tuple[torch.dtype, ...]:

@@ -2,13 +2,14 @@
 
 vLLM's model state for hybrid models knows when a request enters (`add_request`), what a step holds
 (`prepare_attn`) and how many of its rows were accepted (`postprocess_state`); a cursor is reset,
-staged and advanced there. Nothing here waits for the device.
+staged and advanced there. Nothing here waits for the device. Prefix caching: `replay_align.py`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vllm_ascend_spec.engine import replay_align
 from vllm_ascend_spec.engine.patching import Replacement, in_place_of
 
 if TYPE_CHECKING:  # declared before torch is wanted, and Triton must not be loaded early
@@ -23,7 +24,8 @@ _STATE = "vllm.v1.worker.gpu.model_states.mamba_hybrid:MambaHybridModelState"
 class ReplaySteps:
     """The cursors of an engine's requests, and the step that is being run.
 
-    Entries are request slots of the runner. `current` lies at fixed addresses, for graphs.
+    Entries are request slots of the runner. `current` lies at fixed addresses, for graphs. `pages`:
+    with prefix caching, once there are pages.
     """
 
     def __init__(
@@ -35,26 +37,27 @@ class ReplaySteps:
         from vllm_ascend_spec.kernels.gdn_verify.layout import StepCursor
 
         self._kernels = replay_cursor
-        self._cursor = replay_cursor.Cursor.allocate(
+        self.cursor = replay_cursor.Cursor.allocate(
             requests, layout.ring_rows, draft_tokens + 1, device, null_slot=-1
         )
         self.current = StepCursor(
             *(torch.zeros(requests, dtype=torch.int32, device=device) for _ in range(3))
         )
+        self.pages: replay_align.AlignedPages | None = None
         self._requests: Tensor | None = None
         self._step: tuple[Tensor, Tensor | None] | None = None
 
     def reset(self, request: int) -> None:
         """A request enters, or starts again: its state will be written by its prompt."""
-        self._cursor.start[request].fill_(0)
-        self._cursor.pending[request].fill_(0)
+        self.cursor.start[request].fill_(0)
+        self.cursor.pending[request].fill_(0)
 
     def pretend(self, pending: int) -> None:
         """Let all requests have so many pending rows: for timing dummy steps, while none is live.
 
         0 ends the pretence.
         """
-        self._cursor.pending.fill_(pending)
+        self.cursor.pending.fill_(pending)
 
     def announce(self, requests: Tensor) -> None:
         """int32 [R]: request slots of the batch whose metadata is built next."""
@@ -68,7 +71,7 @@ class ReplaySteps:
         """
         assert self._requests is not None, "prepare_attn announces every batch"
         self._step = query_start_loc, verifies
-        return self._kernels.stage(self._cursor, self._requests, query_start_loc, self.current)
+        return self._kernels.stage(self.cursor, self._requests, query_start_loc, self.current)
 
     def advance(self, requests: Tensor, accepted: Tensor) -> None:
         """After sampling. accepted: int32 [R], tokens emitted, bonus included."""
@@ -77,24 +80,27 @@ class ReplaySteps:
         query_start_loc, verifies = self._step
         self._step = None
         self._kernels.advance(
-            self._cursor, requests, query_start_loc, self.current, accepted, verifies
+            self.cursor, requests, query_start_loc, self.current, accepted, verifies
         )
 
 
 def replacements() -> tuple[Replacement, ...]:
     """Where vLLM tells of requests and steps."""
-    return tuple(
-        Replacement(
-            target=f"{_STATE}.{name}",
-            reason="cursors of the replay layout follow a request's rows",
-            make=make,
-        )
-        for name, make in (
-            ("__init__", _attach_after),
-            ("add_request", _reset_after),
-            ("prepare_attn", _announce_before),
-            ("postprocess_state", _advance_after),
-        )
+    return (
+        *(
+            Replacement(
+                target=f"{_STATE}.{name}",
+                reason="cursors of the replay layout follow a request's rows",
+                make=make,
+            )
+            for name, make in (
+                ("__init__", _attach_after),
+                ("add_request", _reset_after),
+                ("prepare_attn", _announce_before),
+                ("postprocess_state", _advance_after),
+            )
+        ),
+        *replay_align.replacements(),
     )
 
 
@@ -142,10 +148,16 @@ def _announce_before(original: Any) -> Any:
 def _advance_after(original: Any) -> Any:
     @in_place_of(original)
     def postprocess_state(
-        self: Any, idx_mapping: Any, num_sampled: Any, *args: Any, **named: Any
+        self: Any, idx_mapping: Any, num_sampled: Any, num_computed_tokens: Any = None
     ) -> None:
-        original(self, idx_mapping, num_sampled, *args, **named)
-        if self.ascend_spec_steps is not None and not isinstance(num_sampled, int):
-            self.ascend_spec_steps.advance(idx_mapping, num_sampled)
+        original(self, idx_mapping, num_sampled, num_computed_tokens)
+        steps = self.ascend_spec_steps
+        if steps is None or isinstance(num_sampled, int):
+            return
+        steps.advance(idx_mapping, num_sampled)
+        if steps.pages is not None and num_computed_tokens is not None:
+            steps.pages.settle(
+                idx_mapping, num_sampled, num_computed_tokens, self._mamba_state_idx_gpu
+            )
 
     return postprocess_state
