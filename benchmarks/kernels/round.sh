@@ -26,7 +26,8 @@ nvidia-smi --query-gpu=timestamp,clocks.sm,clocks.mem,clocks_event_reasons.activ
 clocks=$!
 if [ "$2" = short ]; then
   timeout 85 python3 -m benchmarks.kernels.several "$out" "gdn_verify_cuda --only bf16" \
-    "max_softmax --only bf16" "gdn_verify_native --only bf16" "gdn_verify_cuda --only fp32"
+    max_softmax "gdn_verify_native --only bf16" "gdn_verify_cuda --only fp32" \
+    "gdn_verify_native --only fp32"
 else
   run pack_rows 40
   run gdn_verify_cuda 110
