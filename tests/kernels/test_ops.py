@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import logging
 import shutil
@@ -105,6 +106,27 @@ def test_nvcc_builds_the_library_once_and_its_words_are_passed_on(
         _cuda_library.MissingLibraryError, match=r"nvcc refused broken\.cu: .*error"
     ):
         _cuda_library.library.__wrapped__("broken")
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_libraries_for_a_machine_without_nvcc_are_found_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Built into the package's folder, as a host with a source tree and no compiler finds them."""
+    import vllm_ascend_spec
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "nothing.cu").write_text('extern "C" int nothing() { return 7; }\n')
+    monkeypatch.setattr(_cuda_library, "_SOURCES", sources)
+    assert _cuda_library.build_into(tmp_path) == [tmp_path / "libnothing.so"]
+    monkeypatch.setattr(_cuda_library, "_nvcc", lambda: None)
+    monkeypatch.setattr(vllm_ascend_spec, "__path__", [str(tmp_path)])
+    path = _cuda_library.library.__wrapped__("nothing")
+    assert ctypes.CDLL(str(path)).nothing() == 7
+    with pytest.raises(_cuda_library.MissingLibraryError, match="there is no nvcc"):
+        _cuda_library.build_into(tmp_path)
 
 
 @pytest.mark.parametrize("implementation", ["naive", "host", "triton"])
