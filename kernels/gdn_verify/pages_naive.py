@@ -15,7 +15,7 @@ def plan_moves(
     cursor: Cursor, requests: Tensor, previous: Tensor, running: Tensor, plan: FoldPlan
 ) -> None:
     """As `pages.plan_moves`."""
-    entries = []
+    entries: list[tuple[int, ...]] = []
     for request in requests.tolist():
         source, target = (int(x[request]) if request >= 0 else -1 for x in (previous, running))
         if 0 <= source != target >= 0:
@@ -34,7 +34,7 @@ def plan_settles(
     plan: FoldPlan,
 ) -> None:
     """As `pages.plan_settles`."""
-    entries = []
+    entries: list[tuple[int, ...]] = []
     for request, emitted in zip(requests.tolist(), accepted.tolist(), strict=True):
         tokens = int(computed[request]) if request >= 0 else 0
         boundary = tokens // block_tokens * block_tokens

@@ -34,19 +34,19 @@ class ReplayMetadata(GDNAttentionMetadata):
     @cached_property
     def prompt_part(self) -> GDNAttentionMetadata:
         """The same step without the rows that verify."""
-        return replace(
-            self,
-            num_spec_decodes=0,
-            num_spec_decode_tokens=0,
-            num_actual_tokens=self.num_prefill_tokens,
-            spec_sequence_masks=None,
-            spec_sequence_masks_cpu=None,
-            spec_token_indx=None,
-            non_spec_token_indx=None,
-            spec_query_start_loc=None,
-            spec_state_indices_tensor=None,
-            num_accepted_tokens=None,
-        )
+        changes: dict[str, Any] = {
+            "num_spec_decodes": 0,
+            "num_spec_decode_tokens": 0,
+            "num_actual_tokens": self.num_prefill_tokens,
+            "spec_sequence_masks": None,
+            "spec_sequence_masks_cpu": None,
+            "spec_token_indx": None,
+            "non_spec_token_indx": None,
+            "spec_query_start_loc": None,
+            "spec_state_indices_tensor": None,
+            "num_accepted_tokens": None,
+        }
+        return replace(self, **changes)
 
 
 class RaggedGDNAttentionBackend(GDNAttentionBackend):
@@ -74,12 +74,14 @@ class RaggedGDNMetadataBuilder(GDNAttentionMetadataBuilder):
         if self.supports_update_block_table:
             self.mamba_aligned_state_indices: torch.Tensor | None = None
         layers = vllm_config.compilation_config.static_forward_context
-        self._replay = getattr(layers.get(layer_names[0]), "ascend_spec_steps", None)
+        self._replay: Any = getattr(layers.get(layer_names[0]), "ascend_spec_steps", None)
         # Without prefix caching a request's page is its first; with it, the one that upstream picks
         # by the request's length.
         self._first_page = kv_cache_spec.mamba_cache_mode == "none"
         if self._replay is not None:  # one page a request, not one a row
-            self.spec_state_indices_tensor = self.spec_state_indices_tensor[:, :1].contiguous()
+            self.spec_state_indices_tensor = torch.empty(
+                (self.decode_cudagraph_max_bs, 1), dtype=torch.int32, device=device
+            )
 
     @classmethod
     def get_varlen_cudagraph_max_query_len(cls, vllm_config: Any, kv_cache_spec: Any) -> int | None:

@@ -239,9 +239,10 @@ def layer_class(upstream: type) -> type:
             """Views of the pages: convolution window and state as upstream, then the ring."""
             super().bind_kv_cache(kv_cache)
             if self.ascend_spec_replay is not None:
-                used = sum(part[0].nbytes for part in self.kv_cache)
+                bound: tuple[Tensor, ...] = vars(self)["kv_cache"]
+                used = sum(part[0].nbytes for part in bound)
                 pages = kv_cache.squeeze(dim=(1, 2))
-                self.kv_cache = (*self.kv_cache, *ring_views(pages, used, self.ascend_spec_replay))
+                self.kv_cache = (*bound, *ring_views(pages, used, self.ascend_spec_replay))
 
         def _fused_gdn_decode_unsupported_reason(self, vllm_config: Any) -> str | None:
             if self.ascend_spec_replay is not None:

@@ -221,7 +221,7 @@ def _with_state_columns(original: Any) -> Any:
     @in_place_of(original)
     def prepare_dummy_attn(self: Any, input_batch: Any, valid_state_slots: bool = False) -> Any:
         block_tables, slot_mappings = original(self, input_batch, valid_state_slots)
-        manager = getattr(self, "adaptive_verification", None)
+        manager: Any = getattr(self, "adaptive_verification", None)
         if valid_state_slots and hasattr(manager, "describe_request"):
             from vllm_ascend_spec.engine import profiling
 
