@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from vllm_ascend_spec.budget.cost import UNPRICED, CostModel
+from vllm_ascend_spec.budget.planner import Limits, Planner, StepBatch
 from vllm_ascend_spec.budget.residual import WINDOW, Residuals
 from vllm_ascend_spec.budget.surface import StepKind, Surface, SurfaceKey
+from vllm_ascend_spec.budget.survival import prefix_products, to_grid
 
 FULL, MIXED, EAGER = StepKind.FULL, StepKind.MIXED, StepKind.EAGER
 
@@ -207,3 +209,19 @@ def test_rounds_teach_what_drafting_and_not_drafting_take() -> None:
     for _ in range(4):
         drafter.observe(1, False, 7, 512.0, 3.1e6)
     assert drafter.prices(7, 512.0).item(1) == pytest.approx(2e6)  # the idle part is not drafting
+
+
+def test_a_round_without_drafts_is_not_free() -> None:
+    """Its cache upkeep is paid either way, so a drafter that seemed too dear may be worth it."""
+    target = [("full", rows, 1, 0, 0.6 * rows) for rows in range(1, 129)]
+    points = [{"requests": m, "depth": 7, "context": 0, "ms": 9.0} for m in (1, 16)]
+    cost = model(target, full=list(range(1, 129)), drafter_points=points)
+    quiet = {"probe_share": 0.0, "probe_credit_ms": 0.0, "drafts_subset": False}
+    planner = Planner(Limits(7, 16, 128, **quiet), cost)
+    survival = np.repeat(prefix_products(to_grid(np.full((1, 7), 0.97))), 16, axis=0)
+    nothing, everyone = np.zeros(16, dtype=int), np.ones(16, dtype=bool)
+    step = StepBatch(StepKind.FULL, survival, survival, nothing, everyone, 16, 16, 1000.0)
+    assert not planner.plan(step).draft_next.any()
+    for _ in range(3):
+        cost.drafter.observe(0, False, 7, 1000.0, 9e6)
+    assert planner.plan(step).draft_next.all()

@@ -130,17 +130,6 @@ def test_not_drafting_is_a_choice_and_the_drafter_is_skipped() -> None:
     assert (plan.draft_rows, plan.draft_next.any(), plan.expected_ms) == (0, False, 16.0)
 
 
-def test_a_round_without_drafts_is_not_free() -> None:
-    """Its cache upkeep is paid either way, so a drafter that seemed too dear may be worth it."""
-    cost = cost_model(lambda rows: 0.6 * rows, list(range(1, 129)), drafter=lambda m, d: 9.0)
-    hand = np.zeros(16, dtype=int)
-    planner = Planner(limits(drafts_subset=False), cost)
-    assert not planner.plan(batch(geometric(0.97), drafted=hand)).draft_next.any()
-    for _ in range(3):
-        cost.drafter.observe(0, False, K, 1000.0, 9e6)
-    assert planner.plan(batch(geometric(0.97), drafted=hand)).draft_next.all()
-
-
 def test_drafts_in_hand_are_sunk_and_verified_where_a_row_pays() -> None:
     """Drafting costs too much to go on, but these drafts have been paid for."""
     cost = cost_model(
