@@ -1,5 +1,5 @@
 # One round on a GPU host: sh benchmarks/kernels/round.sh FOLDER [short]
-# Figures as JSON and logs in FOLDER, what has a bar or is wrong at the end. About five minutes; short:
+# Figures as JSON and logs in FOLDER, what has a bar or is wrong at the end. About seven minutes; short:
 # what has a bar of gdn_verify and max_softmax, 80 seconds.
 out=${1:?folder for the results}
 mkdir -p "$out"
@@ -42,6 +42,18 @@ else
     echo "ncu: exit $?, $(($(date +%s) - began)) s since the start"
     ncu --import "$out/gdn_verify.ncu-rep" --page details --csv > "$out/ncu_details.csv" 2>&1
     ncu --import "$out/gdn_verify.ncu-rep" --page source --csv > "$out/ncu_source.csv" 2>&1
+  fi
+  if command -v compute-sanitizer > /dev/null; then
+    for tool in memcheck racecheck; do
+      timeout 60 compute-sanitizer --tool "$tool" --print-limit 5 python3 -c "
+import benchmarks.kernels
+from benchmarks.kernels.gdn_verify_cuda import check_one
+from vllm_ascend_spec.kernels.gdn_verify import cuda
+opened = cuda.library()
+check_one(str(opened.path), next(v.number for v in opened.variants if 'pipeline' in v.name))
+" > "$out/$tool.log" 2>&1
+      echo "$tool: exit $?, $(tail -n 1 "$out/$tool.log")"
+    done
   fi
   timeout 50 python3 -m pytest -q -x -p no:cacheprovider tests/kernels/test_gdn_verify_cuda.py \
     tests/kernels/test_gdn_verify_replay.py -k "cuda or graph or fp32 or float32" \
