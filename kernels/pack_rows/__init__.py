@@ -1,6 +1,6 @@
 """Which draft rows are verified this step: the best n of the whole batch, packed into row offsets.
 
-Contract of every implementation (`naive`, `triton`):
+Contract of every implementation (`naive`, `triton`, `cuda`):
 
 - A draft row's rank is its survival, the chance that it and all rows before it are accepted. It
   falls along a request, so each request keeps a prefix of its draft.
