@@ -44,6 +44,7 @@ class UpstreamName:
 
 
 _ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
+_RECURRING = "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator"
 
 REQUIRED: dict[str, tuple[UpstreamName, ...]] = {
     "gdn": (
@@ -157,6 +158,13 @@ REQUIRED: dict[str, tuple[UpstreamName, ...]] = {
             "vllm.v1.worker.gpu.spec_decode.speculator:DraftModelSpeculator.observe_verification",
             ("idx_mapping", "num_sampled", "num_rejected"),
         ),
+        UpstreamName(
+            f"{_RECURRING}:TargetDependentARSpeculator.propose",
+            ("input_batch", "num_rejected", "num_speculative_tokens"),
+        ),
+        UpstreamName(f"{_RECURRING}:TargetDependentARSpeculator._multi_step_decode"),
+        UpstreamName(f"{_RECURRING}:TargetDependentARSpeculator._fused_multi_step_decode"),
+        UpstreamName(f"{_RECURRING}:prepare_decode_inputs", ("advance_draft_positions",)),
     ),
     "ascend": (
         UpstreamName("vllm_ascend.platform:NPUPlatform.check_and_update_config", ("vllm_config",)),
