@@ -51,6 +51,7 @@ class Arm:
     sampled_drafts: bool = False
     requests: int = 256
     priced: bool = False
+    draft_rows: float = 1.5  # most draft rows a request, on average over the batch
     fault: str | None = None  # "module:function", called before the engine is built
 
     @property
@@ -87,7 +88,7 @@ def request_of(arm: Arm, zoo: Zoo, target: str, tokens: int, out: Path) -> dict[
     ]
     options: dict[str, Any] = {"cpu": PRICED if arm.priced else FREE}
     if arm.adaptive and not arm.priced:
-        options["max_draft_rows"] = max(arm.requests * 3 // 2, 2)
+        options["max_draft_rows"] = max(int(arm.requests * arm.draft_rows), 2)
     engine = {
         "speculative_config": config,
         "max_model_len": 128,
@@ -157,12 +158,16 @@ def reference_logits(model: str, prompts: list[list[int]], answers: Any) -> list
     return rows
 
 
-def delivered(request: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """The columns of the tokens that reached the caller, with transformers' logits beside."""
+def delivered(
+    request: dict[str, Any], found: dict[str, Any], compare: bool = True
+) -> dict[str, Any]:
+    """The columns of the tokens that reached the caller; transformers' logits too to `compare`."""
     position = _position(found["request"])
     lengths = np.array([len(answer) for answer in found["answers"]])
     kept = position < lengths[found["request"]]  # a step may run past an answer's end
     columns = {name: found[name][kept] for name in found if name not in ("answers", "counters")}
+    if not compare:
+        return columns
     rows = reference_logits(request["model"], request["prompts"], found["answers"])
     places = zip(columns["request"], position[kept], strict=True)
     columns["reference"] = np.stack([rows[r][p] for r, p in places])
@@ -170,18 +175,21 @@ def delivered(request: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 
 
 def verdicts(columns: dict[str, Any]) -> dict[str, chi_square.Verdict]:
-    """By temperature, reference and stratum."""
+    """By temperature, reference and what the cells are: token ids, or ranks of likelihood."""
     result = {}
+    sources = {"verified rows": columns["logits"]}
+    if "reference" in columns:
+        sources["transformers"] = columns["reference"]
     for index, temperature in enumerate(TEMPERATURES):
         chosen = columns["request"] % len(TEMPERATURES) == index
-        sources = {"verified rows": columns["logits"], "transformers": columns["reference"]}
+        tokens, *came = (columns[n][chosen] for n in ("token", "offset", "verified", "drafted"))
+        strata = chi_square.strata(*came)
         for source, logits in sources.items():
             chances = chi_square.processed(logits[chosen], temperature, TOP_P)
-            by = chi_square.strata(*(columns[n][chosen] for n in ("offset", "verified", "drafted")))
-            for name, strata in by.items():
-                result[f"T {temperature}, {source}, by {name}"] = chi_square.test(
-                    chances, columns["token"][chosen], strata
-                )
+            cells = {"tokens": (chances, tokens), "ranks": chi_square.ranks(chances, tokens)}
+            for name, counted in cells.items():
+                verdict = chi_square.test(*counted, strata)
+                result[f"T {temperature}, {source}, {name}"] = verdict
     return result
 
 
