@@ -85,6 +85,21 @@ def replay_never_settles() -> None:
     AlignedPages.settle = lambda self, *where: None
 
 
+def replay_settles_too_many_rows() -> None:
+    """Rows beyond the block's end are folded into its page, too."""
+    from vllm_ascend_spec.engine.replay_align import AlignedPages
+
+    def settle(self: Any, requests: Any, accepted: Any, computed: Any, running: Any) -> None:
+        pending, plan = self._cursor.pending.clone(), self._plan
+        self._kernels.plan_settles(
+            self._cursor, requests, accepted, computed, running, self._block_tokens, plan
+        )
+        plan.count.copy_(pending[plan.request.long()])
+        self._kernels.fold_pages(plan, self._pool)
+
+    AlignedPages.settle = settle
+
+
 def replay_never_moves() -> None:
     """A request's state stays in the page of the block that it has left."""
     from vllm_ascend_spec.engine.replay_align import AlignedPages
