@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import lowering_cases_gdn as gdn
 import torch
 from recording import Launch, recorded
-from vllm_ascend_spec.kernels import draft_inputs, pack_rows
+from vllm_ascend_spec.kernels import draft_inputs, pack_rows, record_round
 from vllm_ascend_spec.kernels.draft_inputs import triton as draft_inputs_triton
 from vllm_ascend_spec.kernels.max_softmax import triton as max_softmax_triton
 from vllm_ascend_spec.kernels.pack_rows import triton as pack_rows_triton
+from vllm_ascend_spec.kernels.record_round import triton as record_round_triton
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,21 @@ def draft(requests: int, extra_rows: int, mrope: bool) -> Callable[[], list[Laun
     return launches
 
 
+def recorded_round() -> list[Launch]:
+    requests, depth, slots, levels = 256, 7, 512, 32
+    tables = record_round.RoundTables(torch.zeros(2, depth, levels), _int32(slots), _int32(slots))
+    verdict = record_round.Verdict(_int32(requests), _int32(requests))
+    with recorded(record_round_triton) as found:
+        record_round_triton.record_round(
+            torch.zeros(requests, depth), _int32(requests), tables, torch.zeros(slots, depth),
+            torch.zeros(requests, depth + 2), verdict,
+        )  # fmt: skip
+    return found
+
+
 _SUMS = "three running sums over at most 1024 requests, for ties and row offsets, once a step"
 _D2T = "one look-up of a target id a row"
+_LOOK_UPS = "class, chances and ranking row of each request: look-ups by nature, once a round"
 _PAGES = "look-ups by page, by state row and by target row: gathers by nature"
 _SCALARS = "a segment's own scalars: its row, temperature and three results, none in the row loop"
 _CURSOR = "slots, lengths and cursors of requests, read by request and slot"
@@ -103,6 +117,7 @@ CASES = [
     Case("draft_inputs 256 DFlash", draft(256, 1, mrope=False), 40, _PAGES),
     Case("draft_inputs 256 DSpark M-RoPE", draft(256, 0, mrope=True), 40, _PAGES),
     Case("draft_inputs 1024 DSpark", draft(1024, 0, mrope=False), 40, _PAGES),
+    Case("record_round 256x7", recorded_round, 12, _LOOK_UPS),
     Case("replay_verify bf16", gdn.replay_verify(torch.bfloat16), 48, _SYSTEM),
     Case("replay_verify fp32", gdn.replay_verify(torch.float32), 38, _SYSTEM),
     Case("replay_flush bf16", gdn.replay_flush(torch.bfloat16), 10, _CURSOR),
