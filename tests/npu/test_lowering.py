@@ -26,6 +26,8 @@ from recording import Launch  # noqa: E402
 from test_ascend_lint import lint  # noqa: E402
 
 CHIPS = ["Ascend910B3", "Ascend910_9391"]
+# Prefix caching with replay states takes 64-bit addresses as pointers, and vllm-ascend has neither.
+NOT_ON_ASCEND = {"pages.py"}
 ADVISORY_CHIP = "Ascend950PR_9589"
 
 
@@ -95,7 +97,8 @@ def test_what_cannot_lower_is_reported() -> None:
 
 
 def test_every_launched_kernel_has_a_case() -> None:
-    sources = [path.read_text("utf-8") for path in (ROOT / "kernels").rglob("*.py")]
+    paths = [path for path in (ROOT / "kernels").rglob("*.py") if path.name not in NOT_ON_ASCEND]
+    sources = [path.read_text("utf-8") for path in paths]
     kernels = {
         node.name
         for source in sources
