@@ -104,7 +104,8 @@ def test_a_block_filled_by_a_verified_step_serves_a_prefix(
     assert real_differences(asked.plain_first, found["first"]) == []
     crossed = crossings(asked, found["first"])
     assert len(crossed) == len(asked.prompts)
-    assert sum(upto > 1 and beyond > 0 for upto, beyond in crossed) >= 2, crossed
+    assert sum(beyond > 0 for _, beyond in crossed) >= 2, crossed
+    assert any(upto > 1 and beyond > 0 for upto, beyond in crossed), crossed
     for batch in ("again", "once more"):
         hits = [answer["cached_tokens"] for answer in found[batch]["answers"]]
         assert hits.count(END) >= len(asked.prompts) - 1, hits  # a near tie may say other words
