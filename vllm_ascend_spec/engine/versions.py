@@ -73,12 +73,20 @@ REQUIRED: dict[str, tuple[UpstreamName, ...]] = {
             ("conv_state_indices", "num_accepted_tokens", "query_start_loc", "max_query_len"),
         ),
         UpstreamName("vllm.utils.torch_utils:async_tensor_h2d", ("device",)),
+        UpstreamName("vllm.v1.worker.mamba_utils:get_mamba_groups"),
         UpstreamName(
             "vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadataBuilder.update_block_table"
         ),
         *(
             UpstreamName(f"vllm.v1.worker.gpu.model_states.mamba_hybrid:MambaHybridModelState.{x}")
-            for x in ("add_request", "prepare_attn", "postprocess_state")
+            for x in (
+                "add_request",
+                "initialize_kv_cache",
+                "preprocess_state",
+                "prepare_attn",
+                "postprocess_state",
+                "_get_mamba_group_info",
+            )
         ),
         *(
             UpstreamName(f"vllm.model_executor.models.{model}.get_mamba_state_{kind}_from_config")
