@@ -53,7 +53,8 @@ def test(chances: Array, tokens: Array, strata: Array, least: float = 25.0) -> V
     """Counts of each token in each stratum against expectation.
 
     chances: float64 [N, V]; tokens: int [N]; strata: int [N], known before the token was drawn.
-    Tokens expected fewer than `least` times in a stratum share a cell.
+    Tokens expected fewer than `least` times in a stratum share a cell; a stratum of fewer than
+    4 * `least` tokens is left out.
     """
     from scipy.stats import chi2
 
@@ -80,7 +81,8 @@ def test(chances: Array, tokens: Array, strata: Array, least: float = 25.0) -> V
             return Verdict(tokens.size, float("inf"), int(real.sum()), 0.0)
         statistic += float((projected[real] ** 2 / values[real]).sum())
         degrees += int(real.sum())
-    return Verdict(tokens.size, statistic, degrees, float(chi2.sf(statistic, degrees)))
+    p_value = float(chi2.sf(statistic, degrees)) if degrees else 1.0
+    return Verdict(tokens.size, statistic, degrees, p_value)
 
 
 def ranks(chances: Array, tokens: Array) -> tuple[Array, Array]:

@@ -63,9 +63,15 @@ def _generate(llm: Any, prompts: list[list[int]], batch: Any) -> list[Any]:
     from vllm.sampling_params import StructuredOutputsParams
 
     limits = batch["max_tokens"]
-    more = dict(batch["sampling"])
-    if "structured_outputs" in more:
-        more["structured_outputs"] = StructuredOutputsParams(**more["structured_outputs"])
+
+    def more(index: int) -> dict[str, Any]:
+        in_turn = batch["sampling_in_turn"]
+        given = batch["sampling"] | in_turn[index % len(in_turn)]
+        if "structured_outputs" in given:
+            structured = StructuredOutputsParams(**given["structured_outputs"])
+            given = given | {"structured_outputs": structured}
+        return given
+
     sampling = [
         SamplingParams(
             **{
@@ -75,7 +81,7 @@ def _generate(llm: Any, prompts: list[list[int]], batch: Any) -> list[Any]:
                 "ignore_eos": True,
                 "detokenize": False,
                 "logprobs": 2 if batch["logprobs"] else None,
-                **more,
+                **more(i),
             }
         )
         for i in range(len(prompts))

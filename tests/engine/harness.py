@@ -24,6 +24,7 @@ class Batch:
 
     max_tokens: one limit for each prompt in turn, so that requests leave and enter in between.
     sampling: more of vLLM's sampling parameters; `structured_outputs` as a plain object.
+    sampling_in_turn: still more, for each prompt in turn.
     """
 
     prompts: list[dict[str, Any]]
@@ -33,6 +34,7 @@ class Batch:
     temperature: float = 0.0
     seed: int | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
+    sampling_in_turn: tuple[dict[str, Any], ...] = ({},)
 
 
 @dataclass(frozen=True)

@@ -61,3 +61,29 @@ def trimmed_as_rejected() -> None:
 
     on_import(_RUNNER, remember)
     on_import(_SAMPLER, wrap)
+
+
+def nan_confidences() -> None:
+    """Every third request's drafts come with a confidence that is no number."""
+
+    def wrap(module: Any) -> None:
+        record = module.BudgetManager.record_confidences
+
+        def spoilt(self: Any, confidence: Any, batch: Any) -> None:
+            changed = confidence.clone()
+            changed[: batch.num_reqs][batch.idx_mapping[: batch.num_reqs] % 3 == 0] = float("nan")
+            record(self, changed, batch)
+
+        module.BudgetManager.record_confidences = spoilt
+
+    on_import("vllm_ascend_spec.engine.adaptive", wrap)
+
+
+def small_logits_chunks() -> None:
+    """At most 100 rows of logits at once, where a step of 64 requests may have 320."""
+
+    def wrap(module: Any) -> None:
+        module.get_max_chunk_logits = lambda vocab_size: 100
+
+    on_import(_RUNNER, wrap)
+    on_import(_SAMPLER, wrap)
