@@ -35,12 +35,17 @@ class DFlash2Speculator(DFlashSpeculator):
     """Stands for upstream's class of that name."""
 
 
+class NgramGPUSpeculator:
+    """Stands for upstream's class of that name."""
+
+
 class StandaloneARSpeculator:
     """Stands for upstream's class of that name."""
 
 
 def test_methods_and_what_can_be_skipped_follow_the_class():
     assert runner.method_of(DFlash2Speculator()) == "dflash2"
+    assert runner.method_of(NgramGPUSpeculator()) == "ngram"
     assert runner.method_of(StandaloneARSpeculator()) == "draft_model"
     assert runner.can_skip(DFlash2Speculator())
     assert not runner.can_skip(StandaloneARSpeculator())

@@ -157,11 +157,16 @@ def attach(runner: Any) -> None:
         "Adaptive verification: method %s, K = %d, confidence from %s, ranking by %s",
         method,
         depth,
-        "its confidence head"
-        if getattr(runner.speculator, "use_confidence_head", False)
-        else "an estimate over its softmax",
+        _confidence_source(method, runner.speculator),
         "one kernel" if runner.device.type != "cpu" else "plain torch",
     )
+
+
+def _confidence_source(method: str, speculator: Any) -> str:
+    if method == "ngram":
+        return "statistics of its matches"
+    head = getattr(speculator, "use_confidence_head", False)
+    return "its confidence head" if head else "an estimate over its softmax"
 
 
 def _check_size(requests: int, draft_tokens: int) -> None:
@@ -180,7 +185,7 @@ def _check_size(requests: int, draft_tokens: int) -> None:
 def method_of(speculator: Any) -> str:
     """The drafting method by its class; vLLM names DFlash 2 `dflash`, too."""
     name = type(speculator).__name__.lower()
-    for method in ("dflash2", "dflash", "dspark", "eagle", "mtp"):
+    for method in ("dflash2", "dflash", "dspark", "eagle", "mtp", "ngram"):
         if method in name:
             return {"eagle": "eagle3"}.get(method, method)
     return "draft_model"
