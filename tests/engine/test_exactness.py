@@ -23,6 +23,8 @@ ARMS = [
     ("dense", "dspark", False),
     ("dense", "dspark", True),
 ]
+# Adaptive arms whose fixed twins run anyway.
+THOROUGH = {("hybrid", "mtp", True), ("hybrid", "dflash", True)}
 NAMES = [f"{t}-{m}{'-adaptive' if a else ''}" for t, m, a in ARMS]
 BATCHES = ("mixed", "single", "tail")
 # Drafts with this method and a fixed length; every other arm must give its answers.
@@ -46,7 +48,12 @@ def _started(request: pytest.FixtureRequest, zoo: Zoo, run_arm: RunArm) -> None:
                 run_arm(target, method, adaptive=adaptive, wait=False)
 
 
-@pytest.fixture(params=ARMS, ids=NAMES)
+@pytest.fixture(
+    params=[
+        pytest.param(arm, marks=pytest.mark.thorough) if arm in THOROUGH else arm for arm in ARMS
+    ],
+    ids=NAMES,
+)
 def arm(request: pytest.FixtureRequest, zoo: Zoo) -> tuple[str, str, bool]:
     target, method, adaptive = request.param
     if method not in zoo.methods(target):

@@ -18,7 +18,11 @@ ARMS = [
 ]
 
 
-@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
+@pytest.mark.parametrize(
+    "arm",
+    [ARMS[0], *(pytest.param(arm, marks=pytest.mark.thorough) for arm in ARMS[1:])],
+    ids=lambda arm: arm.name,
+)
 def test_tokens_logits_and_lengths_are_the_interpreters(arm: sampled.Arm, toy: Zoo, tmp_path: Path):
     request = sampled.request_of(arm, toy, "hybrid", 48, tmp_path / "run.npz")
     request["sampling"] = [{**s, "max_tokens": 9} for s in request["sampling"]]

@@ -18,7 +18,9 @@ COSTS: dict[str, Any] = {
         }
     }
 }
-METHODS = ("mtp", "eagle3", "dflash", "dflash2", "dspark")
+METHODS = ("mtp", "dspark")
+MORE = ("eagle3", "dflash", "dflash2")
+ALL = [*METHODS, *(pytest.param(method, marks=pytest.mark.thorough) for method in MORE)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,7 +30,7 @@ def _started(run_arm: RunArm) -> None:
         run_arm("hybrid", method, adaptive=True, wait=False, additional_config=COSTS)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ALL)
 def test_answers_stay_the_same(method: str, run_arm: RunArm):
     plain = run_arm("hybrid", "none")["batches"]
     partly = run_arm("hybrid", method, adaptive=True, additional_config=COSTS)["batches"]
@@ -36,7 +38,7 @@ def test_answers_stay_the_same(method: str, run_arm: RunArm):
         assert real_differences(plain[batch], partly[batch]) == []
 
 
-@pytest.mark.parametrize("method", ["mtp", "dspark"])
+@pytest.mark.parametrize("method", ["dspark", pytest.param("mtp", marks=pytest.mark.thorough)])
 def test_drafts_reach_the_requests_they_were_made_for(method: str, run_arm: RunArm):
     """With the drafts of a partial round given to the wrong rows, acceptance falls."""
     right = run_arm("hybrid", method, adaptive=True, additional_config=COSTS)

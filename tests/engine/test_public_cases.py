@@ -156,6 +156,7 @@ def test_no_case_is_forgotten():
     assert len(CASES.keys() | OPEN.keys()) == 18 and not CASES.keys() & OPEN.keys()
 
 
+@pytest.mark.thorough
 def test_c14_adaptive_and_fixed_engines_share_no_compile_cache(run_arm: RunArm):
     fixed, adaptive = (run_arm("hybrid", "dspark", adaptive=a)["compute_hash"] for a in (0, 1))
     other = run_arm("hybrid", "mtp")["compute_hash"]
@@ -165,7 +166,7 @@ def test_c14_adaptive_and_fixed_engines_share_no_compile_cache(run_arm: RunArm):
 PATTERN = r"(yes|no), [0-9]{3} times[.]"
 
 
-@pytest.mark.parametrize("rows", [0, 6])
+@pytest.mark.parametrize("rows", [0, pytest.param(6, marks=pytest.mark.thorough)])
 def test_c15_a_grammar_holds_where_drafts_are_trimmed_to_nothing(rows: int, run_arm: RunArm):
     """Requests with a grammar beside free ones; no draft row at all, or fewer than requests."""
     text = "<|im_start|>user\nList the tools of a carpenter.<|im_end|>\n<|im_start|>assistant\n"
@@ -189,7 +190,7 @@ def test_c15_a_grammar_holds_where_drafts_are_trimmed_to_nothing(rows: int, run_
     assert max(verified) <= rows and (rows == 0 or max(verified) > 0)
 
 
-@pytest.mark.parametrize("method", ["dspark", "dflash"])
+@pytest.mark.parametrize("method", ["dspark", pytest.param("dflash", marks=pytest.mark.thorough)])
 def test_c31_requests_end_at_max_model_len(method: str, run_arm: RunArm):
     """The last drafts of a request pass the limit; its neighbours do not notice."""
     limit = 80
@@ -228,7 +229,9 @@ def test_c44_nan_confidences_keep_drafts_whole_and_the_output_right(toy: Zoo, tm
     assert np.mean(whole) > 0.25  # a third of the requests, less their first and last steps
 
 
-@pytest.mark.parametrize("requests", [1, 2, 256])
+@pytest.mark.parametrize(
+    "requests", [1, *(pytest.param(n, marks=pytest.mark.thorough) for n in (2, 256))]
+)
 def test_batches_of_every_size_are_trimmed_and_right(requests: int, toy: Zoo, tmp_path: Path):
     arm = sampled.Arm("dspark", requests=requests, draft_rows=2)
     found = toy_run(arm, toy, tmp_path, tokens=max(requests * 12, 100))

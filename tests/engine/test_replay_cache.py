@@ -112,7 +112,13 @@ def test_a_block_filled_by_a_verified_step_serves_a_prefix(
         assert real_differences(asked.plain_again, found[batch]) == []
 
 
-@pytest.mark.parametrize("mutation", ["replay_never_settles", "replay_settles_too_many_rows"])
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        "replay_settles_too_many_rows",
+        pytest.param("replay_never_settles", marks=pytest.mark.thorough),
+    ],
+)
 def test_wrong_states_in_the_cache_are_noticed(mutation: str, asked: Asked, zoo: Zoo, cases: Cases):
     found = run("dspark", True, asked, zoo, cases, mutation)
     assert real_differences(asked.plain_first, found["first"]) == []  # what runs on is right
@@ -120,6 +126,7 @@ def test_wrong_states_in_the_cache_are_noticed(mutation: str, asked: Asked, zoo:
     assert real_differences(asked.plain_again, found["again"])
 
 
+@pytest.mark.thorough
 def test_a_state_left_behind_is_noticed(asked: Asked, zoo: Zoo, cases: Cases):
     """Requests that enter a block without their state."""
     found = run("dspark", True, asked, zoo, cases, "replay_never_moves")
