@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -41,6 +42,17 @@ def device_obstacle() -> str | None:
     if capability != (9, 0):
         return f"csrc/cuda is for sm_90, this device is sm_{capability[0]}{capability[1]}"
     return None
+
+
+def unavailable(open_library: Callable[[], object]) -> str | None:
+    """Why no call on this host can take a library's kernels, or None. May build the library."""
+    reason = device_obstacle()
+    if reason is None:
+        try:
+            open_library()
+        except (MissingLibraryError, OSError) as failure:
+            return str(failure)
+    return reason
 
 
 @functools.cache

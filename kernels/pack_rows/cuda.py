@@ -71,13 +71,7 @@ def library() -> Library:
 
 def unavailable() -> str | None:
     """Why no call on this host can take the kernel, or None. May build the library."""
-    reason = _cuda_library.device_obstacle()
-    if reason is None:
-        try:
-            library()
-        except (_cuda_library.MissingLibraryError, OSError) as failure:
-            return str(failure)
-    return reason
+    return _cuda_library.unavailable(library)
 
 
 def obstacle(scores: Tensor, integers: dict[str, Tensor | None]) -> str | None:
