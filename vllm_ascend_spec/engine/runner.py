@@ -26,7 +26,7 @@ OPT_OUT_KEY = f"{CONFIG_KEY}_adaptive"
 _RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 _SPECULATORS = "vllm.v1.worker.gpu.spec_decode"
 # Speculators whose drafting can be left out while their cache is kept.
-_SKIPPING = ("TargetDependentARSpeculator", "DFlashSpeculator")
+_SKIPPING = {"TargetDependentARSpeculator", "DFlashSpeculator"}
 _RECURRING = {"MTPSpeculator", "EagleSpeculator"}
 _BLOCK_CLASSES = {
     "dflash": "DFlashSpeculator",
@@ -149,7 +149,7 @@ def attach(runner: Any) -> None:
         manager.use_surface(assumed_surface(options.cpu, method, depth))
     runner.adaptive_verification = manager
     runner.speculator.ascend_spec_manager = manager
-    if can_draft_part(runner.speculator) and hasattr(runner.speculator, "query_cudagraph_manager"):
+    if can_draft_part(runner.speculator) and "DFlashSpeculator" in _bases(runner.speculator):
         from vllm_ascend_spec.engine.partial_drafts import ContextGraphs
 
         runner.speculator.ascend_spec_contexts = ContextGraphs(runner.speculator)
@@ -193,12 +193,16 @@ def method_of(speculator: Any) -> str:
 
 def can_skip(speculator: Any) -> bool:
     """Whether a round can leave out the drafting and keep the drafter's cache."""
-    return any(base.__name__ in _SKIPPING for base in type(speculator).__mro__)
+    return bool(_bases(speculator) & _SKIPPING)
+
+
+def _bases(speculator: Any) -> set[str]:
+    return {base.__name__ for base in type(speculator).__mro__}
 
 
 def can_draft_part(speculator: Any) -> bool:
     """Whether a round can draft for some requests of the batch and leave the others out."""
-    bases = {base.__name__ for base in type(speculator).__mro__}
+    bases = _bases(speculator)
     if getattr(speculator, "pcp_manager", None) is not None:
         return False
     # vLLM 0.33 stores the context elsewhere (`_store_hidden_states`): read, not run.
@@ -297,7 +301,8 @@ def _slots(batch: Any) -> Any:
     return np.asarray(batch.idx_mapping_np[: batch.num_reqs], dtype=np.int64)
 
 
-def _recur_for_part(original: Any) -> Any:
+def _proposing(original: Any, draft_part: Callable[..., Any]) -> Any:
+    """`propose` that asks `draft_part` where some requests are left out."""
     names = list(inspect.signature(original).parameters)[1:]
 
     @in_place_of(original)
@@ -306,34 +311,36 @@ def _recur_for_part(original: Any) -> Any:
         chosen = _chosen(self, given)
         if chosen is None:
             return original(self, **given)
-        if chosen.size == 0:
-            return original(self, **given | {"num_speculative_tokens": 0})
-        from vllm_ascend_spec.engine.partial_recursion import draft_on
-
-        original(self, **given | {"num_speculative_tokens": 1})
-        return draft_on(self, given, chosen)
+        return draft_part(original, self, given, chosen)
 
     return propose
+
+
+def _recur_for_part(original: Any) -> Any:
+    def draft_part(original: Any, speculator: Any, given: dict[str, Any], chosen: Any) -> Any:
+        if chosen.size == 0:
+            return original(speculator, **given | {"num_speculative_tokens": 0})
+        from vllm_ascend_spec.engine.partial_recursion import draft_on
+
+        original(speculator, **given | {"num_speculative_tokens": 1})
+        return draft_on(speculator, given, chosen)
+
+    return _proposing(original, draft_part)
 
 
 def _draft_for_part(original: Any) -> Any:
-    names = list(inspect.signature(original).parameters)[1:]
-
-    @in_place_of(original)
-    def propose(self: Any, *args: Any, **named: Any) -> Any:
-        given = dict(zip(names, args, strict=False)) | named
-        self.ascend_spec_skips = False
-        chosen = _chosen(self, given)
-        if chosen is None:
-            return original(self, **given)
-        if can_draft_part(self):
+    def draft_part(original: Any, speculator: Any, given: dict[str, Any], chosen: Any) -> Any:
+        if can_draft_part(speculator):
             from vllm_ascend_spec.engine.partial_drafts import Round, draft
 
-            return draft(self, self.ascend_spec_contexts, Round.of(given), chosen)
-        self.ascend_spec_skips = True  # vLLM 0.33 knows rounds without drafts
-        return original(self, **given | {"num_speculative_tokens": 0})
+            return draft(speculator, speculator.ascend_spec_contexts, Round.of(given), chosen)
+        speculator.ascend_spec_skips = True
+        try:  # vLLM 0.33 knows rounds without drafts
+            return original(speculator, **given | {"num_speculative_tokens": 0})
+        finally:
+            speculator.ascend_spec_skips = False
 
-    return propose
+    return _proposing(original, draft_part)
 
 
 def _capture_contexts(original: Any) -> Any:
