@@ -19,13 +19,16 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .draft_inputs import BlockShape, DraftBuffers, TargetStep
 from .pack_rows import Batch, PackedRows
-from .record_round import RoundTables, Verdict
+
+if TYPE_CHECKING:  # their modules import Triton
+    from .gdn_verify.pages import FoldPlan
+    from .gdn_verify.replay_cursor import Cursor
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +60,10 @@ OPERATORS: dict[str, dict[str, str]] = {
         "gdn_verify", "replay_verify", "cuda", naive="replay_naive", triton="replay"
     ),
     "replay_flush": _modules("gdn_verify", "replay_flush", naive="replay_naive", triton="replay"),
+    **{
+        name: _modules("gdn_verify", name, naive="pages_naive", triton="pages")
+        for name in ("plan_moves", "plan_settles", "fold_pages")
+    },
 }
 PREFERENCE: dict[str, tuple[str, ...]] = {
     "cuda": ("cuda", "triton", "naive"),
@@ -182,17 +189,9 @@ def draft_inputs(step: TargetStep, shape: BlockShape, out: DraftBuffers) -> Draf
     return resolve("draft_inputs", out.slots.device.type)(step, shape, out)
 
 
-def record_round(
-    confidence: torch.Tensor,
-    slots: torch.Tensor,
-    tables: RoundTables,
-    ranking: torch.Tensor,
-    figures: torch.Tensor | None = None,
-    verdict: Verdict | None = None,
-) -> None:
+def record_round(confidence: torch.Tensor, *args: Any, **options: Any) -> None:
     """What ranking and host need of a drafting round; see `kernels.record_round`."""
-    record = resolve("record_round", ranking.device.type)
-    record(confidence, slots, tables, ranking, figures, verdict)
+    resolve("record_round", confidence.device.type)(confidence, *args, **options)
 
 
 def conv_verify(x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
@@ -216,3 +215,18 @@ def replay_verify(q: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
 def replay_flush(slots: torch.Tensor, *args: Any, **options: Any) -> None:
     """Fold pending rows into the states; see `kernels.gdn_verify.replay`."""
     resolve("replay_flush", slots.device.type)(slots, *args, **options)
+
+
+def plan_moves(cursor: Cursor, *args: Any) -> None:
+    """Which states change their page before a step; see `kernels.gdn_verify.pages`."""
+    resolve("plan_moves", cursor.pending.device.type)(cursor, *args)
+
+
+def plan_settles(cursor: Cursor, *args: Any) -> None:
+    """Which blocks a step filled; see `kernels.gdn_verify.pages`."""
+    resolve("plan_settles", cursor.pending.device.type)(cursor, *args)
+
+
+def fold_pages(plan: FoldPlan, *args: Any, **options: Any) -> None:
+    """Carry such a plan out in all layers; see `kernels.gdn_verify.pages`."""
+    resolve("fold_pages", plan.total.device.type)(plan, *args, **options)

@@ -42,27 +42,25 @@ _TYPES = {
 class FoldPlan:
     """Which pages change, at most R of them; all on the device.
 
-    total: int32 [1], entries in use. The rest is int32 [R]: request (a row of the block tables),
-    source and target (columns of it), start (ring index of the first pending row) and count (rows
-    to fold).
+    total: int32 [1], entries in use. entries: int32 [5, R], a line for each of request (a row of
+    the block tables), source and target (columns of it), start (ring index of the first pending
+    row) and count (rows to fold).
     """
 
     total: Tensor
-    request: Tensor
-    source: Tensor
-    target: Tensor
-    start: Tensor
-    count: Tensor
+    entries: Tensor
 
     @classmethod
     def allocate(cls, requests: int, device: torch.device | str) -> FoldPlan:
         """An empty plan for up to `requests` entries."""
-        sizes = (1, *[requests] * 5)
-        return cls(*(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes))
+        return cls(
+            torch.zeros(1, dtype=torch.int32, device=device),
+            torch.zeros(5, requests, dtype=torch.int32, device=device),
+        )
 
-    def columns(self) -> tuple[Tensor, ...]:
-        """In the order in which the kernels take them."""
-        return self.total, self.request, self.source, self.target, self.start, self.count
+    def arguments(self) -> tuple[Tensor, Tensor, int]:
+        """As the kernels take it: both tensors, and the length of a line."""
+        return self.total, self.entries, self.entries.shape[1]
 
 
 class PagePool:
@@ -116,28 +114,16 @@ def _alignment(values: list[int]) -> int:
 
 @triton.jit
 def append_to_plan(
-    total_ptr,
-    request_ptr,
-    source_ptr,
-    target_ptr,
-    start_ptr,
-    count_ptr,
-    used,
-    active,
-    request,
-    source,
-    target,
-    start,
-    count,
-):
+    entries_ptr, capacity, used, active, request, source, target, start, count
+):  # fmt: skip
     """Write the active entries behind the `used` ones; returns how many there are then."""
     # ascend: never launched there, see the module's text
-    place = used + tl.cumsum(active.to(tl.int32), 0) - 1
-    tl.store(request_ptr + place, request, mask=active)
-    tl.store(source_ptr + place, source, mask=active)
-    tl.store(target_ptr + place, target, mask=active)
-    tl.store(start_ptr + place, start, mask=active)
-    tl.store(count_ptr + place, count, mask=active)
+    place = entries_ptr + used + tl.cumsum(active.to(tl.int32), 0) - 1
+    tl.store(place, request, mask=active)
+    tl.store(place + capacity, source, mask=active)
+    tl.store(place + 2 * capacity, target, mask=active)
+    tl.store(place + 3 * capacity, start, mask=active)
+    tl.store(place + 4 * capacity, count, mask=active)
     return used + tl.sum(active.to(tl.int32), axis=0)
 
 
@@ -149,11 +135,8 @@ def plan_moves_kernel(
     cursor_start_ptr,
     cursor_pending_ptr,
     total_ptr,
-    request_ptr,
-    source_ptr,
-    target_ptr,
-    start_ptr,
-    count_ptr,
+    entries_ptr,
+    capacity,
     num_requests,
     BLOCK: tl.constexpr,
 ):
@@ -170,8 +153,7 @@ def plan_moves_kernel(
         count = tl.load(cursor_pending_ptr + request, mask=active, other=0)
         tl.store(cursor_pending_ptr + request, tl.zeros_like(count), mask=active)
         used = append_to_plan(
-            total_ptr, request_ptr, source_ptr, target_ptr, start_ptr, count_ptr, used, active,
-            request, source, target, start, count,
+            entries_ptr, capacity, used, active, request, source, target, start, count
         )  # fmt: skip
     tl.store(total_ptr, used)
 
@@ -185,11 +167,8 @@ def plan_settles_kernel(
     cursor_start_ptr,
     cursor_pending_ptr,
     total_ptr,
-    request_ptr,
-    source_ptr,
-    target_ptr,
-    start_ptr,
-    count_ptr,
+    entries_ptr,
+    capacity,
     num_requests,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -213,8 +192,8 @@ def plan_settles_kernel(
         in_place = source == target
         tl.store(cursor_pending_ptr + request, tl.zeros_like(count), mask=reached & in_place)
         used = append_to_plan(
-            total_ptr, request_ptr, source_ptr, target_ptr, start_ptr, count_ptr, used,
-            reached & ((count > 0) | (source != target)), request, source, target, start, count,
+            entries_ptr, capacity, used, reached & ((count > 0) | (source != target)), request,
+            source, target, start, count,
         )  # fmt: skip
     tl.store(total_ptr, used)
 
@@ -222,11 +201,8 @@ def plan_settles_kernel(
 @triton.jit
 def fold_pages_kernel(
     total_ptr,
-    request_ptr,
-    source_ptr,
-    target_ptr,
-    start_ptr,
-    count_ptr,
+    entries_ptr,
+    capacity,
     states_ptr,
     groups_ptr,
     tables_ptr,
@@ -252,20 +228,20 @@ def fold_pages_kernel(
     """Grid: any size; programs stride over (plan entry, layer, value head)."""
     total = tl.load(total_ptr)
     for work in range(tl.program_id(0), total * (LAYERS * HV), tl.num_programs(0)):
-        entry = work // (LAYERS * HV)
+        entry = entries_ptr + work // (LAYERS * HV)
         layer = (work // HV) % LAYERS
         head = work % HV
         group = tl.load(groups_ptr + layer)
         table = tl.load(tables_ptr + group).to(tl.pointer_type(tl.int32))
-        table += tl.load(request_ptr + entry).to(tl.int64) * table_stride
-        source = tl.load(table + tl.load(source_ptr + entry)).to(tl.int64)
-        target = tl.load(table + tl.load(target_ptr + entry)).to(tl.int64)
+        table += tl.load(entry).to(tl.int64) * table_stride
+        source = tl.load(table + tl.load(entry + capacity)).to(tl.int64)
+        target = tl.load(table + tl.load(entry + 2 * capacity)).to(tl.int64)
         if (source > 0) & (target > 0):
             states = tl.load(states_ptr + layer)
             page = states + source * page_stride
-            count = tl.load(count_ptr + entry)
+            count = tl.load(entry + 4 * capacity)
             ring = tl.arange(0, W2)
-            place = (tl.load(start_ptr + entry) + ring) % W
+            place = (tl.load(entry + 3 * capacity) + ring) % W
             decay = (page + DECAY_AT).to(tl.pointer_type(tl.float32)) + head * W
             norm = (page + NORM_AT).to(tl.pointer_type(tl.float32)) + (head // (HV // HK)) * W
             log_decay = tl.load(decay + place, mask=ring < count, other=0.0)
@@ -322,7 +298,7 @@ def plan_moves(
     column of the last step (-1: none yet) and of the step that comes.
     """
     plan_moves_kernel[(1,)](
-        requests, previous, running, cursor.start, cursor.pending, *plan.columns(),
+        requests, previous, running, cursor.start, cursor.pending, *plan.arguments(),
         requests.shape[0], BLOCK=_BLOCK,
     )  # fmt: skip
 
@@ -344,7 +320,7 @@ def plan_settles(
     page is the running one, the cursor is emptied.
     """
     plan_settles_kernel[(1,)](
-        requests, accepted, computed, running, cursor.start, cursor.pending, *plan.columns(),
+        requests, accepted, computed, running, cursor.start, cursor.pending, *plan.arguments(),
         requests.shape[0], BLOCK_TOKENS=block_tokens, BLOCK=_BLOCK,
     )  # fmt: skip
 
@@ -355,11 +331,11 @@ def fold_pages(plan: FoldPlan, pool: PagePool, tile: int = 64) -> None:
     Entries that name the null block are left out. tile: rows and columns of a state at a time.
     """
     layout, device = pool.layout, pool.states.device
-    work = plan.request.shape[0] * len(pool.caches) * layout.value_heads
+    work = plan.entries.shape[1] * len(pool.caches) * layout.value_heads
     programs = min(work, _PROGRAMS_PER_CORE * device_cores(device))
     keys, updates, decay, norm = pool.offsets
     fold_pages_kernel[grid(programs, device)](
-        *plan.columns(), pool.states, pool.layer_groups, pool.table_addresses,
+        *plan.arguments(), pool.states, pool.layer_groups, pool.table_addresses,
         pool.tables[0].stride(0), pool.page_stride, LAYERS=len(pool.caches), KEYS_AT=keys,
         UPDATES_AT=updates, DECAY_AT=decay, NORM_AT=norm, STATE=_TYPES[layout.state_dtype],
         UPDATE=_TYPES[layout.update_dtype], ALIGNMENT=pool.alignment, HV=layout.value_heads,

@@ -52,8 +52,7 @@ def plan_settles(
 
 def fold_pages(plan: FoldPlan, pool: PagePool, work: torch.dtype = torch.float64) -> None:
     """As `pages.fold_pages`."""
-    _, *columns = (column[: int(plan.total)].tolist() for column in plan.columns())
-    for request, source, target, start, count in zip(*columns, strict=True):
+    for request, source, target, start, count in plan.entries.T[: int(plan.total)].tolist():
         for cache, group in zip(pool.caches, pool.groups, strict=True):
             page, to = (int(pool.tables[group][request, column]) for column in (source, target))
             if page > NULL_SLOT and to > NULL_SLOT:
@@ -67,5 +66,5 @@ def _taken(cursor: Cursor, request: int) -> tuple[int, int]:
 
 def _write(plan: FoldPlan, entries: list[tuple[int, ...]]) -> None:
     plan.total.fill_(len(entries))
-    for values, column in zip(zip(*entries, strict=True), plan.columns()[1:], strict=False):
-        column[: len(entries)] = torch.tensor(values, dtype=torch.int32)
+    if entries:
+        plan.entries[:, : len(entries)] = torch.tensor(entries, dtype=torch.int32).T

@@ -87,15 +87,17 @@ def replay_never_settles() -> None:
 
 def replay_settles_too_many_rows() -> None:
     """Rows beyond the block's end are folded into its page, too."""
+    from vllm_ascend_spec.kernels import ops
+
     from vllm_ascend_spec.engine.replay_align import AlignedPages
 
     def settle(self: Any, requests: Any, accepted: Any, computed: Any, running: Any) -> None:
         pending, plan = self._cursor.pending.clone(), self._plan
-        self._kernels.plan_settles(
+        ops.plan_settles(
             self._cursor, requests, accepted, computed, running, self._block_tokens, plan
         )
-        plan.count.copy_(pending[plan.request.long()])
-        self._kernels.fold_pages(plan, self._pool)
+        plan.entries[4] = pending[plan.entries[0].long()]
+        ops.fold_pages(plan, self._pool)
 
     AlignedPages.settle = settle
 

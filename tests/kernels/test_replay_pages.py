@@ -104,7 +104,7 @@ def test_a_fold_writes_one_state_and_nothing_else(
         (2, 2, 5, 0, 1),
     ]
     plan = FoldPlan.allocate(8, device)
-    for column, values in zip(plan.columns()[1:], zip(*entries, strict=True), strict=True):
+    for column, values in zip(plan.entries, zip(*entries, strict=True), strict=True):
         column[: len(values)] = torch.tensor(values, dtype=torch.int32)
         column[len(values) :] = 1
     plan.total.fill_(len(entries))
@@ -142,7 +142,7 @@ def test_kernel_and_oracle_agree(dtype: torch.dtype, device: torch.device) -> No
         kernels.plan_moves(run.cursor, requests, run.running, running, run.plan)
         assert run.cursor.pending.tolist() == [0, 0, 9]
         assert int(run.plan.total) == 2
-        assert [c[:2].tolist() for c in run.plan.columns()[1:]] == [
+        assert [c[:2].tolist() for c in run.plan.entries] == [
             [1, 0], run.running[[1, 0]].tolist(), running[[1, 0]].tolist(), [1, 30], [0, 32],
         ]  # fmt: skip
         kernels.fold_pages(run.plan, run.pool)
@@ -167,7 +167,7 @@ def test_plans_of_many_requests(kernels: ModuleType, device: torch.device) -> No
     reached = [r for r in order.tolist() if r % 5 < 3]
     assert int(plan.total) == len(reached)
     expected = [(r, r % 2, 0, 0, 3 - r % 5) for r in reached]
-    found = zip(*(c[: len(reached)].tolist() for c in plan.columns()[1:]), strict=True)
+    found = zip(*(c[: len(reached)].tolist() for c in plan.entries), strict=True)
     assert list(found) == expected
     emptied = {r for r in reached if r % 2 == 0}
     assert cursor.pending.tolist() == [0 if r in emptied else 3 for r in range(requests)]

@@ -111,7 +111,7 @@ def _verify_rows(layer: Any, inputs: Inputs, rows: Tensor | slice, metadata: Any
     )
     q, k, v = replay.split_heads(layer, convolved)
     if layer.ascend_spec_replay is not None:
-        return ops.resolve("replay_verify", "cpu")(
+        return ops.replay_verify(
             q, k, v, a, b, layer.A_log, layer.dt_bias, boundaries, columns[:, 0],
             metadata.verify_step.narrow(requests), replay.cache_of(layer),
         )  # fmt: skip

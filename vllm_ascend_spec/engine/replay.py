@@ -332,7 +332,7 @@ def verify(layer: Any, metadata: Any, mixed_qkv: Tensor, a: Tensor, b: Tensor, o
         max_query_len=longest,
         validate_data=False,
     )
-    ops.resolve("replay_verify", out.device.type)(
+    ops.replay_verify(
         *split_heads(layer, convolved), a, b, layer.A_log, layer.dt_bias, boundaries, slots,
         metadata.verify_step.narrow(requests), cache_of(layer), out, max_rows=longest,
     )  # fmt: skip

@@ -8,7 +8,6 @@ convolution windows alone, and states are moved and settled by `kernels/gdn_veri
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from vllm_ascend_spec.engine.patching import Replacement, in_place_of
@@ -37,27 +36,23 @@ class AlignedPages:
 
         self._cursor, self._block_tokens = cursor, block_tokens
         self._pool = PagePool([cache_of(layer) for layer in layers], groups, tables)
-        device = self._pool.states.device
-        self._kernels = _kernels(device.type)
-        self._plan = FoldPlan.allocate(tables[0].shape[0], device)
+        self._plan = FoldPlan.allocate(tables[0].shape[0], self._pool.states.device)
 
     def move(self, requests: Tensor, previous: Tensor, running: Tensor) -> None:
         """Before a step. previous, running: int32 [slots], block of the last step and of this."""
-        self._kernels.plan_moves(self._cursor, requests, previous, running, self._plan)
-        self._kernels.fold_pages(self._plan, self._pool)
+        from vllm_ascend_spec.kernels import ops
+
+        ops.plan_moves(self._cursor, requests, previous, running, self._plan)
+        ops.fold_pages(self._plan, self._pool)
 
     def settle(self, requests: Tensor, accepted: Tensor, computed: Tensor, running: Tensor) -> None:
         """After a step, its cursors advanced. computed: int32 [slots], with what was accepted."""
-        self._kernels.plan_settles(
+        from vllm_ascend_spec.kernels import ops
+
+        ops.plan_settles(
             self._cursor, requests, accepted, computed, running, self._block_tokens, self._plan
         )
-        self._kernels.fold_pages(self._plan, self._pool)
-
-
-def _kernels(device_type: str) -> ModuleType:
-    from vllm_ascend_spec.kernels.gdn_verify import pages, pages_naive
-
-    return pages_naive if device_type == "cpu" else pages
+        ops.fold_pages(self._plan, self._pool)
 
 
 def replacements() -> tuple[Replacement, ...]:
