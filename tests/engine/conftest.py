@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Batch, Case, Cases
+from harness import Batch, Case, Cases, real_differences
 
 from benchmarks.engine import sampled
 from vllm_ascend_spec.engine import versions
@@ -140,6 +140,23 @@ def run_arm(zoo: Zoo, batches: dict[str, Batch], cases: Cases) -> RunArm:
         return started.result() if wait else {}
 
     return run_arm
+
+
+def start_adaptive(run_arm: RunArm, methods: tuple[str, ...], costs: dict[str, Any]) -> None:
+    """Start the hybrid's arm without speculation and adaptive ones that plan with `costs`."""
+    run_arm("hybrid", "none", wait=False)
+    for method in methods:
+        run_arm("hybrid", method, adaptive=True, wait=False, additional_config=costs)
+
+
+def assert_answers_as_without_speculation(
+    run_arm: RunArm, method: str, costs: dict[str, Any]
+) -> None:
+    """Every standard batch, adaptive with `costs`: at most near-ties differ."""
+    plain = run_arm("hybrid", "none")["batches"]
+    adaptive = run_arm("hybrid", method, adaptive=True, additional_config=costs)["batches"]
+    for batch in ("mixed", "single", "tail"):
+        assert real_differences(plain[batch], adaptive[batch]) == []
 
 
 def _with_gaps(batch: Batch) -> Batch:

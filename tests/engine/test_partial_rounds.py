@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import RunArm
-from harness import decode_steps, real_differences
+from conftest import RunArm, assert_answers_as_without_speculation, start_adaptive
+from harness import decode_steps
 
 # Every request drafted for costs half a step, and verifying costs next to nothing: drafting pays
 # for requests whose drafts are good, and for no others.
@@ -25,17 +25,12 @@ ALL = [*METHODS, *(pytest.param(method, marks=pytest.mark.thorough) for method i
 
 @pytest.fixture(scope="module", autouse=True)
 def _started(run_arm: RunArm) -> None:
-    run_arm("hybrid", "none", wait=False)
-    for method in METHODS:
-        run_arm("hybrid", method, adaptive=True, wait=False, additional_config=COSTS)
+    start_adaptive(run_arm, METHODS, COSTS)
 
 
 @pytest.mark.parametrize("method", ALL)
 def test_answers_stay_the_same(method: str, run_arm: RunArm):
-    plain = run_arm("hybrid", "none")["batches"]
-    partly = run_arm("hybrid", method, adaptive=True, additional_config=COSTS)["batches"]
-    for batch in ("mixed", "single", "tail"):
-        assert real_differences(plain[batch], partly[batch]) == []
+    assert_answers_as_without_speculation(run_arm, method, COSTS)
 
 
 @pytest.mark.parametrize("method", ["dspark", pytest.param("mtp", marks=pytest.mark.thorough)])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from conftest import RunArm
-from harness import decode_steps, differences, real_differences
+from conftest import RunArm, assert_answers_as_without_speculation, start_adaptive
+from harness import decode_steps, differences
 
 # A step costs nearly the same however many rows it verifies, and drafting costs two and a half
 # steps: it pays where more than about two and a half draft tokens a request are accepted.
@@ -21,17 +21,12 @@ METHODS = ("mtp", "dflash", "dspark")
 
 @pytest.fixture(scope="module", autouse=True)
 def _started(run_arm: RunArm) -> None:
-    run_arm("hybrid", "none", wait=False)
-    for method in METHODS:
-        run_arm("hybrid", method, adaptive=True, wait=False, additional_config=COSTS)
+    start_adaptive(run_arm, METHODS, COSTS)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_answers_stay_the_same_when_rounds_are_skipped(method: str, run_arm: RunArm):
-    plain = run_arm("hybrid", "none")["batches"]
-    skipping = run_arm("hybrid", method, adaptive=True, additional_config=COSTS)["batches"]
-    for batch in ("mixed", "single", "tail"):
-        assert real_differences(plain[batch], skipping[batch]) == []
+    assert_answers_as_without_speculation(run_arm, method, COSTS)
 
 
 @pytest.mark.parametrize("method", METHODS)
