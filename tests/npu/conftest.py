@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,8 @@ from npu_double.record import Record
 
 
 @pytest.fixture(scope="session")
-def record() -> Iterator[Record]:
-    record = Record()
-    yield record
-    record.write()
+def record() -> Record:
+    return Record()
 
 
 @pytest.fixture(scope="session")

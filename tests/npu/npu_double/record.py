@@ -1,5 +1,7 @@
 """Writes what the double's runs showed to benchmarks/results/npu_double.json, when asked to.
 
+After every case: the runs take an hour, and one that is stopped must not lose those before it.
+
 VLLM_ASCEND_SPEC_RECORD=1 pytest tests/npu
 """
 
@@ -23,10 +25,12 @@ _NOTES = (
 
 
 class Record:
-    """Collects rows of a session and writes them at its end."""
+    """Collects rows of a session, and writes them whenever some were added."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
+        # Before the first file is written, which changes the checkout.
+        self._versions = versions() | double_versions()
 
     def engine(self, case: str, answer: dict[str, Any], judgement: Judgement) -> None:
         """Tokens of one engine, and what speculation did in it."""
@@ -42,6 +46,7 @@ class Record:
         for name in ("captures", "replays", "updates"):
             if answer["graphs"].get(name):
                 self._add(case, f"graph {name}", answer["graphs"][name], "graphs")
+        self._write()
 
     def sampled(self, case: str, answer: dict[str, Any], found: Surprise) -> None:
         """Sampled tokens of one engine against the model's own distribution."""
@@ -51,6 +56,7 @@ class Record:
         self._add(case, "log-probability off its expectation", off, "deviations", 4.0)
         self._add(case, "accepted tokens", answer["counters"]["accepted_tokens"], "tokens")
         self._add(case, "ragged steps", ragged_steps(answer), "steps")
+        self._write()
 
     def fault(self, case: str, seen: bool) -> None:
         """Whether a fault put in on purpose changed what it must change."""
@@ -59,6 +65,7 @@ class Record:
             Row(case=case, metric="fault seen", value=value, unit="", bar=1.0, better="higher",
                 met=seen)
         )  # fmt: skip
+        self._write()
 
     def _add(
         self, case: str, metric: str, value: float, unit: str, bar: float | None = None
@@ -66,16 +73,15 @@ class Record:
         judged = {} if bar is None else {"bar": bar, "better": "lower", "met": value <= bar}
         self.rows.append(Row(case=case, metric=metric, value=value, unit=unit, **judged))
 
-    def write(self) -> None:
-        """Write the file, where the environment asks for it and something ran."""
-        if not os.environ.get("VLLM_ASCEND_SPEC_RECORD") or not self.rows:
+    def _write(self) -> None:
+        if not os.environ.get("VLLM_ASCEND_SPEC_RECORD"):
             return
         Result(
             name="npu_double",
             command="VLLM_ASCEND_SPEC_RECORD=1 VLLM_ASCEND_SRC=... pytest tests/npu",
             device="CPU (double of an NPU)",
             repeats=1,
-            versions=versions() | double_versions(),
+            versions=self._versions,
             rows=sorted(self.rows, key=lambda row: row.case),
             notes=_NOTES,
         ).write(RESULTS / "npu_double.json")
