@@ -158,6 +158,14 @@ class Engine:
         surface = getattr(self.manager, "surface", None)
         return None if surface is None else surface.model_dump(mode="json")
 
+    def host_ms(self) -> list[float]:
+        """The host's time of a step as learnt, by octave of requests."""
+        cost = getattr(getattr(self.manager, "controller", None), "cost", None)
+        if cost is None:
+            return []
+        octaves = range(self.runner.max_num_reqs.bit_length() + 1)
+        return [cost.host.least(1 << octave >> 1) / 1e6 for octave in octaves]
+
     def counters(self) -> dict[str, float]:
         """The planner's totals; empty where vLLM plans."""
         controller = getattr(self.manager, "controller", None)

@@ -8,6 +8,7 @@ others when their data happen to have arrived, one or two steps late.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,9 @@ from vllm_ascend_spec.budget.cost import CostModel
 from vllm_ascend_spec.budget.planner import Limits, Plan, Planner, StepBatch
 from vllm_ascend_spec.budget.surface import StepKind
 from vllm_ascend_spec.budget.survival import Grid, Ints, Scores, quantise_scores, valid_rows
+
+# Small rounds are graded together: the host pays for calls, hardly for rows.
+LEARN_EVERY, LEARN_REQUESTS = 8, 128
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class BudgetController:
         self.memory = RequestMemory(limits.max_requests, self.calibration, acceptance)
         self.reliability = Reliability(depth)
         self.counters = Counters()
+        self._graded: list[tuple[npt.NDArray[Any], ...]] = []
 
     def begin(self, slot: int, temperature: float = 0.0, top_p: float = 1.0) -> None:
         """A new request takes the slot."""
@@ -108,12 +113,24 @@ class BudgetController:
         Drafts without a valid confidence are counted, and teach nothing.
         """
         graded = verified if drafts.valid is None else np.where(drafts.valid, verified, 0)
-        self.calibration.observe(drafts.scores, drafts.classes, graded, accepted)
-        self.reliability.observe(drafts.survival, graded, accepted)
+        self._graded.append((drafts.scores, drafts.classes, drafts.survival, graded, accepted))
+        requests = sum(len(part[0]) for part in self._graded)
+        if len(self._graded) >= LEARN_EVERY or requests >= LEARN_REQUESTS:
+            self.learn()
         counters = self.counters
         counters.drafted += int(drafted.sum())
         counters.verified += int(verified.sum())
         counters.accepted += int(accepted.sum())
+
+    def learn(self) -> None:
+        """Take in the rounds graded so far; `observe` does it after a few of them."""
+        if not self._graded:
+            return
+        columns = (np.concatenate(parts) for parts in zip(*self._graded, strict=True))
+        scores, classes, survival, verified, accepted = columns
+        self._graded.clear()
+        self.calibration.observe(scores, classes, verified, accepted)
+        self.reliability.observe(survival, verified, accepted)
 
     def observe_step(self, plan: Plan, sampling: int, emitted: int, real_ms: float | None) -> None:
         """Count a finished step; real_ms where it was timed."""
@@ -125,6 +142,11 @@ class BudgetController:
         if real_ms is not None and plan.expected_ms is not None:
             counters.predicted_ms += plan.expected_ms
             counters.real_ms += real_ms
+
+    def observe_host(self, requests: int, period_ms: float, device_waited: bool) -> None:
+        """Time from a step's start to the next one's; whether the device had nothing to do."""
+        if self.cost is not None:
+            self.cost.host.observe(requests, period_ms * 1e6, device_waited)
 
     def observe_target(
         self,

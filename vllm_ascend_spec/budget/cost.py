@@ -14,6 +14,7 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
+from vllm_ascend_spec.budget.host import HostTime
 from vllm_ascend_spec.budget.residual import WINDOW, Residuals
 from vllm_ascend_spec.budget.sheet import Sheet
 from vllm_ascend_spec.budget.surface import StepKind, Surface
@@ -183,7 +184,8 @@ class CostModel:
         self._target[StepKind.EAGER] = TargetCost(None, eager, max_rows)
         self.drafter = DrafterCost(surface, max_requests)
         self._logits = _logits(surface, max_rows)
-        self._host = float(round(surface.host.ms * 1e6))
+        self.host = HostTime(max_requests)
+        self._added = float(round(surface.host.ms * 1e6))
         self._floor = float(round(surface.host.floor_ms * 1e6))
 
     def verify(
@@ -197,16 +199,17 @@ class CostModel:
         prices += self._logits[sampled : sampled + count + 1]
         return prices
 
-    def step(self, device: Exact, drafter_ns: float) -> Exact:
+    def step(self, device: Exact, drafter_ns: float, requests: int = 1) -> Exact:
         """Target and drafter times in ns -> step times: never shorter than the host's own."""
-        total = device + (drafter_ns if self._floor else drafter_ns + self._host)
-        return np.maximum(total, self._floor) + self._host if self._floor else total
+        floor = max(self._floor, self.host.least(requests) - self._added)
+        total = device + drafter_ns
+        return np.maximum(total, floor) + self._added if floor > 0 else total + self._added
 
     def observe(
         self, kind: StepKind, rows: int, sampled: int, requests: int, context: float, real_ns: float
     ) -> None:
         """Record a measured step without drafting: `rows` in the launch, `sampled` logits rows."""
-        forward = real_ns - self._host - float(self._logits[sampled])
+        forward = real_ns - self._added - float(self._logits[sampled])
         self._target[kind].observe(rows, requests, context, forward)
 
     def corrections(self) -> dict[StepKind, npt.NDArray[np.int64]]:

@@ -182,7 +182,7 @@ class Planner:
             return Drafting(member, count, depth, drafter_ns, -1.0, 0.0)
         tokens = chosen.cumsum().astype(np.float64)
         tokens += batch.sampling * ONE
-        cost = self._model.step(price[1 : chosen.size + 1], drafter_ns)
+        cost = self._step(batch, price[1 : chosen.size + 1], drafter_ns)
         n = best_count(tokens, cost)
         rate = tokens.item(n) / cost.item(n)
         return Drafting(member, count, depth, drafter_ns, rate, float(chosen.item(n)))
@@ -199,7 +199,7 @@ class Planner:
         """Rows to verify of the drafts in hand, each worth its tokens less its time at the rate."""
         tokens = np.zeros(in_hand.size + 1)
         tokens[1:] = in_hand.cumsum()
-        cost = self._model.step(price[: tokens.size], best.drafter_ns)
+        cost = self._step(batch, price[: tokens.size], best.drafter_ns)
         n = int((tokens - best.rate * cost).argmax())
         n, explored = self._explore(n, tokens, cost, best.rate)
         member, depth, probe_ns = self._probe(batch, decode, best, everyone - best.count)
@@ -229,7 +229,7 @@ class Planner:
     def _none(self, batch: StepBatch, price: Exact, everyone: int) -> Drafting:
         """Not drafting: every request emits one token a step."""
         idle = self._model.drafter.idle_ns
-        rate = batch.sampling * ONE / self._model.step(price[:1], idle).item(0)
+        rate = batch.sampling * ONE / self._step(batch, price[:1], idle).item(0)
         if not self._drafter_ns(everyone, self._depth, batch.context):
             # A drafter that costs nothing (lookup) is never worth switching off.
             return Drafting(batch.may_draft, everyone, self._depth, 0.0, rate, 0.0)
@@ -339,6 +339,9 @@ class Planner:
     ) -> Exact:
         count = min(count, self._most(rows, batch.sampling))
         return self._model.verify(kind, rows, batch.sampling, count, requests, batch.context)
+
+    def _step(self, batch: StepBatch, device: Exact, drafter_ns: float) -> Exact:
+        return self._model.step(device, drafter_ns, batch.may_draft.size)
 
     def _drafter_ns(self, count: int, depth: int, context: float) -> float:
         return self._model.drafter.prices(depth, context).item(count)

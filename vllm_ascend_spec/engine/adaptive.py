@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ascend_spec.adaptive")
 
+# Longer than the inputs of a step take, which is all that lies between two steps where the host is
+# ahead of the device.
+WAITED_MS = 0.5
+
 _RETURNS_ADMITTED_COUNTS = hasattr(upstream_module, "AdmittedDraftCounts")  # vLLM 0.33
 
 
@@ -268,7 +272,7 @@ class BudgetManager(AdaptiveVerificationManager):
             figures,
             None if sampled is None else Verdict(verified, sampled[:requests]),
         )
-        ticks = self.clock.finish()
+        ticks = self.clock.finish(alike=planned is not None and planned.kind is StepKind.FULL)
         if figures is None:
             return
         self.ring.send(
@@ -356,8 +360,15 @@ class BudgetManager(AdaptiveVerificationManager):
 
     def _account(self, planned: Planned, ticks: Ticks | None, emitted: int, drafted: int) -> None:
         times = ticks.read() if ticks is not None else None
-        total = times.total_ms if times is not None else None
-        self.controller.observe_step(planned.plan, planned.sampling, emitted, total)
+        real_ms = None
+        if times is not None:
+            real_ms = times.total_ms
+            device_waited = times.idle_ms is not None and times.idle_ms > WAITED_MS
+            if times.period_ms is not None:
+                self.controller.observe_host(planned.requests, times.period_ms, device_waited)
+            if device_waited:  # such a step tells the host's time, not the device's
+                real_ms, times = times.period_ms, None
+        self.controller.observe_step(planned.plan, planned.sampling, emitted, real_ms)
         if times is not None:
             self.controller.observe_target(
                 planned.kind,

@@ -75,6 +75,7 @@ class BudgetMetrics:
 
     def publish(self, controller: BudgetController, plan: Plan | None) -> None:
         """Bring every metric up to date."""
+        controller.learn()
         counters = replace(controller.counters)
         interval = counters.since(self._published)
         self._published = counters

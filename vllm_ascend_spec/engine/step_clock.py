@@ -9,25 +9,36 @@ import torch
 
 @dataclass(frozen=True)
 class StepTimes:
-    """ms from the row layout to the verdict, and to the end of drafting."""
+    """ms from the row layout to the verdict, and to the end of drafting.
+
+    idle_ms, period_ms: from the end and from the start of the step before to this one's row layout;
+    None without one.
+    """
 
     target_ms: float
     total_ms: float
+    idle_ms: float | None = None
+    period_ms: float | None = None
 
 
 @dataclass(frozen=True)
 class Ticks:
-    """Three events of one step."""
+    """Three events of one step; start and end of the step before."""
 
     start: torch.cuda.Event
     target: torch.cuda.Event
     end: torch.cuda.Event
+    before: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     def read(self) -> StepTimes | None:
         """None where the device has not passed all three yet."""
         if not self.end.query():
             return None
-        return StepTimes(self.start.elapsed_time(self.target), self.start.elapsed_time(self.end))
+        target, total = self.start.elapsed_time(self.target), self.start.elapsed_time(self.end)
+        if self.before is None:
+            return StepTimes(target, total)
+        idle, period = (event.elapsed_time(self.start) for event in reversed(self.before))
+        return StepTimes(target, total, idle, period)
 
 
 class StepClock:
@@ -37,6 +48,7 @@ class StepClock:
         self._enabled = enabled
         self._start: torch.cuda.Event | None = None
         self._target: torch.cuda.Event | None = None
+        self._before: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     def start(self) -> None:
         """The step's rows are known, its launches follow."""
@@ -47,14 +59,19 @@ class StepClock:
         """The target has run and sampled."""
         self._target = self._mark()
 
-    def finish(self) -> Ticks | None:
-        """Drafting is done. None where this step was not timed from its start."""
+    def finish(self, alike: bool = True) -> Ticks | None:
+        """Drafting is done. None where this step was not timed from its start.
+
+        alike: False where the next step's distance from this one says nothing about steps.
+        """
         start, target = self._start, self._target
         self._start = self._target = None
         end = self._mark()
+        before, self._before = self._before, None
         if start is None or target is None or end is None:
             return None
-        return Ticks(start, target, end)
+        self._before = (start, end) if alike else None
+        return Ticks(start, target, end, before)
 
     def _mark(self) -> torch.cuda.Event | None:
         if not self._enabled:

@@ -1,0 +1,56 @@
+"""The acceptance model of the speed benchmark: what it draws is what it states."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from benchmarks.engine import acceptance
+
+REQUESTS, K = 64, 7
+SLOTS = torch.arange(REQUESTS, dtype=torch.int32)
+
+
+def test_confidences_lie_around_the_true_chance(device: torch.device) -> None:
+    seen: list[torch.Tensor] = []
+    manager = SimpleNamespace(
+        req_states=SimpleNamespace(device=device),
+        record_confidences=lambda confidence, _: seen.append(confidence.clone()),
+    )
+    acceptance.noisy_confidences(manager)
+    batch = SimpleNamespace(num_reqs=REQUESTS, idx_mapping=SLOTS.to(device))
+    for _ in range(60):
+        manager.record_confidences(torch.zeros(256, K, device=device), batch)
+    logits = torch.logit(torch.stack(seen).cpu())
+    true = torch.logit(acceptance.chances("cpu"))
+    for kind in (0, 1):
+        noise = logits[:, kind::2] - true[kind]
+        assert noise.mean((0, 1)).abs().max() < 0.05  # 1920 draws: 4 deviations
+        assert (noise.std((0, 1)) - acceptance.NOISE).abs().max() < 0.04
+
+
+def test_drafts_are_rejected_at_their_rates_and_the_anchor_never(device: torch.device) -> None:
+    seen: list[torch.Tensor] = []
+
+    def judged(_: Any, **named: Any) -> None:
+        seen.append(named["verify_draft_sampled"])
+
+    verify = acceptance._with_coins(judged)
+    rows = K + 1
+    drafts = torch.arange(REQUESTS * rows, device=device) + 5
+    for _ in range(100):
+        verify(
+            None,
+            expanded_local_pos=(torch.arange(len(drafts)) % rows).int().to(device),
+            expanded_idx_mapping=SLOTS.repeat_interleave(rows).to(device),
+            verify_draft_sampled=drafts,
+        )
+    found = torch.stack(seen).view(100, REQUESTS, rows).cpu()
+    assert bool(((found == -1) | (found == drafts.view(REQUESTS, rows).cpu())).all())
+    kept = (found != -1).float()
+    assert bool((kept[..., 0] == 1).all())
+    true = acceptance.chances("cpu")
+    for kind in (0, 1):
+        assert (kept[:, kind::2, 1:].mean((0, 1)) - true[kind]).abs().max() < 0.04

@@ -1,0 +1,63 @@
+"""Times of a step from events, and which steps may be compared with the one before."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_ascend_spec.engine import step_clock
+from vllm_ascend_spec.engine.step_clock import StepClock, StepTimes
+
+
+class Event:
+    """An event whose time is when it was recorded, in ms."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = Event.now
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, later: Event) -> float:
+        return later.at - self.at
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> StepClock:
+    monkeypatch.setattr(step_clock.torch.cuda, "Event", Event)
+    return StepClock(enabled=True)
+
+
+def step(clock: StepClock, start: float, alike: bool = True) -> StepTimes | None:
+    Event.now = start
+    clock.start()
+    Event.now = start + 4
+    clock.target_done()
+    Event.now = start + 5
+    ticks = clock.finish(alike)
+    return None if ticks is None else ticks.read()
+
+
+def test_the_distance_to_the_step_before_is_idle_time_and_period(clock: StepClock) -> None:
+    assert step(clock, 0) == StepTimes(4, 5)
+    assert step(clock, 7) == StepTimes(4, 5, idle_ms=2, period_ms=7)
+
+
+def test_after_a_step_of_another_kind_there_is_no_period(clock: StepClock) -> None:
+    step(clock, 0, alike=False)
+    assert step(clock, 7) == StepTimes(4, 5)
+    assert step(clock, 13) == StepTimes(4, 5, idle_ms=1, period_ms=6)
+
+
+def test_after_a_step_that_was_not_timed_there_is_no_period(clock: StepClock) -> None:
+    step(clock, 0)
+    assert clock.finish() is None
+    assert step(clock, 7) == StepTimes(4, 5)
+
+
+def test_on_a_host_without_timers_nothing_is_timed() -> None:
+    assert step(StepClock(enabled=False), 0) is None
