@@ -97,20 +97,29 @@ def drafter(method: str, target_layers: int, draft_tokens: int = 7) -> dict[str,
 def cache_mib(
     target: dict[str, Any], requests: int, tokens: int, draft_tokens: int, replay: bool
 ) -> int:
-    """Cache that holds `requests` of `tokens` tokens, with a third to spare for whole pages.
+    """MiB of cache that holds `requests` requests of `tokens` tokens on average.
 
-    draft_tokens: 0 without speculation. replay: one state a request and a ring of 32 rows, instead
-    of K + 1 states.
+    As vLLM lays a hybrid model out: groups of as many layers as the model has attention layers, a
+    page of one size for all, drafter layers padded to whole groups. draft_tokens: 0 without
+    speculation. replay: one page a request, with a ring of 32 rows, instead of K + 1.
     """
     kinds = target.get("layer_types", ["full_attention"] * target["num_hidden_layers"])
+    attention = kinds.count("full_attention")
     row = 2 * target["num_key_value_heads"] * target["head_dim"] * 2
-    per_token = kinds.count("full_attention") * row
-    if draft_tokens:
-        per_token += DRAFTER_LAYERS * 2 * 8 * 128 * 2
-    state = (1 << 20) + 8192 * 2 * (3 + draft_tokens)
-    states = 1.4 * state if replay else state * (draft_tokens + 1)
-    per_request = tokens * per_token + kinds.count("linear_attention") * states
-    return int(1.33 * requests * per_request) >> 20
+    drafter = DRAFTER_LAYERS if draft_tokens else 0
+    if attention == len(kinds):
+        pages, page = (attention + drafter) * -(-tokens // 16), 16 * row
+    else:
+        ring = 390 << 10 if replay else 0
+        state = (1 << 20) + ring + 8192 * 2 * (3 + draft_tokens)
+        block = -(-state // (16 * row)) * 16
+        states = 1 if replay else draft_tokens + 1
+        groups = 1 + -(-drafter // attention)
+        # Half a block more than the mean needs: lengths differ from request to request.
+        blocks = groups * -(-(tokens + block // 2) // block)
+        pages = (len(kinds) - attention) * states + attention * blocks
+        page = block * row
+    return (requests * pages * page >> 20) * 21 // 20
 
 
 def write(folder: Path, config: dict[str, Any]) -> Path:

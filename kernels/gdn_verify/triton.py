@@ -220,7 +220,7 @@ def gdn_verify(
             **dims,
             BV=block_v,
             ONE_COLUMN=state_indices.shape[1] == 1,
-            num_warps=config.num_warps,
+            **config.options(q.device.type),
         )
         return out
     check_config(config, states.dtype, q.device)

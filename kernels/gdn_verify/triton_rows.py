@@ -41,6 +41,23 @@ def load_row(
 
 
 @triton.jit
+def one_row(
+    state, q, k, v, a, b, A_log, dt_bias, scale,
+):  # fmt: skip
+    """(outputs, next state) of a single token, both fp32.
+
+    Both products are taken with the state as it was read, so that the wide copy that they need is
+    dead before the next state is made: registers are what bounds the programs in flight.
+    """
+    key, query = unit(k, 1.0), unit(q, scale)
+    decay = tl.exp(log_decay_of(a.to(tl.float32), dt_bias, A_log))
+    wide = state.to(tl.float32) * decay
+    update = sigmoid_of(b.to(tl.float32)) * (v.to(tl.float32) - tl.sum(wide * key, axis=1))
+    wide += update[:, None] * key
+    return tl.sum(wide * query, axis=1), wide
+
+
+@triton.jit
 def native_rows_kernel(
     q_ptr,
     k_ptr,
@@ -78,10 +95,13 @@ def native_rows_kernel(
     """
     TILES: tl.constexpr = DV // BV
     channel = tl.arange(0, DK)
+    # A tile's own offsets are constants, and its begin one scalar: no lane holds sixteen addresses.
+    in_tile = tl.arange(0, BV)[:, None] * DK + channel[None, :]
     for work in range(tl.program_id(0), num_requests * HV * TILES, tl.num_programs(0)):
         head = (work // TILES) % HV
         request = work // (TILES * HV)
-        value = (work % TILES) * BV + tl.arange(0, BV)
+        first_value = head * DV + (work % TILES) * BV
+        state_at = state_ptr + first_value * DK
         begin = tl.load(query_start_loc_ptr + request).to(tl.int64)
         num_rows = (tl.load(query_start_loc_ptr + request + 1) - begin).to(tl.int32)
         accepted = tl.load(accepted_ptr + request).to(tl.int32)
@@ -94,43 +114,60 @@ def native_rows_kernel(
             slot = tl.load(columns_at + last * indices_column, mask=accepted > 0, other=0)
             slot = slot.to(tl.int64)
         if (slot > 0) & (num_rows > 0):
-            state_at = head * (DV * DK) + value[:, None] * DK + channel[None, :]
-            state = tl.load(state_ptr + slot * state_slot + state_at).to(tl.float32)
+            state = tl.load(state_at + slot * state_slot + in_tile)
             key_at = (head // (HV // HK)) * DK + channel
-            value_at = head * DV + value
+            value_at = first_value + tl.arange(0, BV)
             next_q, next_k, next_v, next_a, next_b, next_column = load_row(
                 q_ptr, k_ptr, v_ptr, a_ptr, b_ptr, columns_at, q_row, k_row, v_row, gate_row,
                 indices_column, begin, 0, key_at, value_at, head,
             )  # fmt: skip
             A_log = tl.load(A_log_ptr + head).to(tl.float32)
             dt_bias = tl.load(dt_bias_ptr + head).to(tl.float32)
-            for t in range(0, num_rows):
-                q, k, v, a, b, column = next_q, next_k, next_v, next_a, next_b, next_column
-                if not ONE_COLUMN:  # and so perhaps more rows: ask before this row's sums
+            if ONE_COLUMN:  # and so one row: no loop, whose state would be kept in fp32
+                z, state = one_row(
+                    state, next_q, next_k, next_v, next_a, next_b, A_log, dt_bias, scale
+                )
+                tl.store(out_ptr + begin * out_row + value_at, z.to(out_ptr.dtype.element_ty))
+                tl.store(
+                    state_at + slot * state_slot + in_tile, state.to(state_ptr.dtype.element_ty)
+                )
+            else:
+                wide = state.to(tl.float32)
+                for t in range(0, num_rows):
+                    q, k, v, a, b, column = next_q, next_k, next_v, next_a, next_b, next_column
+                    # Ask for the next row before this row's sums.
                     following = tl.minimum(t + 1, num_rows - 1)
                     next_q, next_k, next_v, next_a, next_b, next_column = load_row(
                         q_ptr, k_ptr, v_ptr, a_ptr, b_ptr, columns_at, q_row, k_row, v_row,
                         gate_row, indices_column, begin + following, following, key_at, value_at,
                         head,
                     )  # fmt: skip
-                key, query = unit(k, 1.0), unit(q, scale)
-                state *= tl.exp(log_decay_of(a.to(tl.float32), dt_bias, A_log))
-                update = sigmoid_of(b.to(tl.float32))
-                update *= v.to(tl.float32) - tl.sum(state * key, axis=1)
-                state += update[:, None] * key
-                z = tl.sum(state * query, axis=1)
-                out_at = (begin + t) * out_row + value_at
-                tl.store(out_ptr + out_at, z.to(out_ptr.dtype.element_ty))
-                if column > 0:
-                    tl.store(
-                        state_ptr + column.to(tl.int64) * state_slot + state_at,
-                        state.to(state_ptr.dtype.element_ty),
-                    )
+                    key, query = unit(k, 1.0), unit(q, scale)
+                    wide *= tl.exp(log_decay_of(a.to(tl.float32), dt_bias, A_log))
+                    update = sigmoid_of(b.to(tl.float32))
+                    update *= v.to(tl.float32) - tl.sum(wide * key, axis=1)
+                    wide += update[:, None] * key
+                    z = tl.sum(wide * query, axis=1)
+                    out_at = (begin + t) * out_row + value_at
+                    tl.store(out_ptr + out_at, z.to(out_ptr.dtype.element_ty))
+                    if column > 0:
+                        tl.store(
+                            state_at + column.to(tl.int64) * state_slot + in_tile,
+                            wide.to(state_ptr.dtype.element_ty),
+                        )
 
 
 @dataclass(frozen=True)
 class RowConfig:
-    """block_v: rows of a state that a program holds; num_warps: CUDA."""
+    """block_v: rows of a state that a program holds; num_warps: CUDA. registers: most a lane may
+    take on CUDA, 0 for as many as the compiler likes (Triton 3.9, sm_90, one column of bf16: 254 at
+    32 rows and 128 at 16, which a lane's registers hold 8 and 16 warps of on a multiprocessor)."""
 
     block_v: int = 32
     num_warps: int = 1
+    registers: int = 0
+
+    def options(self, device_type: str) -> dict[str, int]:
+        """Launch options of Triton."""
+        limit = {"maxnreg": self.registers} if self.registers and device_type == "cuda" else {}
+        return {"num_warps": self.num_warps, **limit}
