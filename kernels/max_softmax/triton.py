@@ -104,7 +104,7 @@ def _first_column(base, start, end, top, best, found, BLOCK: tl.constexpr):
 @triton.jit
 def _partials(
     logits, row_stride, vocabulary, temperature, first_id, out, rows, segment, segments,
-    BLOCK: tl.constexpr, AHEAD: tl.constexpr,
+    BLOCK: tl.constexpr, AHEAD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """out: fp32 [segments, 3, rows]."""
     lane = tl.arange(0, BLOCK)
@@ -123,19 +123,28 @@ def _partials(
         total = tl.zeros([BLOCK], tl.float32)
         found = tl.zeros([BLOCK], tl.int32)
         steps = (end - start) // (_GROUP * BLOCK)
-        if AHEAD:
-            n0, n1, n2, n3 = _four(base, start + lane, steps, BLOCK, False)
-        for step in range(steps):
-            column = start + step * (_GROUP * BLOCK) + lane
+        if STAGES:  # from shared memory, where copies run up to STAGES - 1 steps ahead
+            for step in tl.range(0, steps, num_stages=STAGES):
+                at = base + start + step * (_GROUP * BLOCK) + lane
+                z0, z1 = tl.load(at), tl.load(at + BLOCK)
+                z2, z3 = tl.load(at + 2 * BLOCK), tl.load(at + 3 * BLOCK)
+                best, shift, total, found = _absorb(
+                    z0, z1, z2, z3, step, best, shift, total, found, scale
+                )
+        else:
             if AHEAD:
-                z0, z1, z2, z3 = n0, n1, n2, n3
-                following = column + _GROUP * BLOCK
-                n0, n1, n2, n3 = _four(base, following, steps - 1 - step, BLOCK, False)
-            else:
-                z0, z1, z2, z3 = _four(base, column, 1, BLOCK, False)
-            best, shift, total, found = _absorb(
-                z0, z1, z2, z3, step, best, shift, total, found, scale
-            )
+                n0, n1, n2, n3 = _four(base, start + lane, steps, BLOCK, False)
+            for step in range(steps):
+                column = start + step * (_GROUP * BLOCK) + lane
+                if AHEAD:
+                    z0, z1, z2, z3 = n0, n1, n2, n3
+                    following = column + _GROUP * BLOCK
+                    n0, n1, n2, n3 = _four(base, following, steps - 1 - step, BLOCK, False)
+                else:
+                    z0, z1, z2, z3 = _four(base, column, 1, BLOCK, False)
+                best, shift, total, found = _absorb(
+                    z0, z1, z2, z3, step, best, shift, total, found, scale
+                )
         if start + steps * (_GROUP * BLOCK) < end:
             column = start + steps * (_GROUP * BLOCK) + lane
             z0, z1, z2, z3 = _four(base, column, end, BLOCK, True)
@@ -197,12 +206,14 @@ class Tiling:
     lane_bytes: bytes of one load of one tile. programs_per_core: programs that the work is cut
     into, at least, for each core, as far as rows are long enough. ahead: load the tiles of the next
     step before this step's arithmetic, for types whose arithmetic takes as long as their loads.
+    stages: steps whose tiles are held in shared memory, on CUDA; 0: tiles go to registers alone.
     """
 
     lane_bytes: int = 4096
     num_warps: int = 8
     programs_per_core: int = 32
     ahead: bool = False
+    stages: int = 0
 
     def segments(self, rows: int, vocabulary: int, group: int, cores: int) -> tuple[int, int]:
         """(columns of a segment, segments of a row); a segment is a multiple of `group`."""
@@ -239,7 +250,8 @@ def _segment_partials(
     if rows:
         _partials[grid(rows * segments, logits.device)](
             logits, logits.stride(0), vocabulary, temperature, first_id, out, rows, segment,
-            segments, BLOCK=block, AHEAD=tiling.ahead, num_warps=tiling.num_warps,
+            segments, BLOCK=block, AHEAD=tiling.ahead, STAGES=tiling.stages,
+            num_warps=tiling.num_warps,
         )  # fmt: skip
     return out
 

@@ -18,6 +18,7 @@ TILES = kernel.Tiling(lane_bytes=64, programs_per_core=8)
 WALKS = (
     TILES,
     dataclasses.replace(TILES, ahead=True),
+    dataclasses.replace(TILES, stages=3),
 )
 RTOL = 4e-6
 INF = math.inf
