@@ -29,10 +29,13 @@ struct Products {
 };
 
 WARP_FN void multiply_rows(const Rows& rows, const uint32_t* right, float (&c)[4]) {
+  float odd[4] = {};  // of odd steps: a product waits for the one before it
 #pragma unroll
   for (int s = 0; s < 8; ++s)
-    warp::mma_bf16(c, rows.k[2 * s], rows.q[2 * s], rows.k[2 * s + 1], rows.q[2 * s + 1],
+    warp::mma_bf16(s & 1 ? odd : c, rows.k[2 * s], rows.q[2 * s], rows.k[2 * s + 1], rows.q[2 * s + 1],
                    right[2 * s], right[2 * s + 1]);
+#pragma unroll
+  for (int n = 0; n < 4; ++n) c[n] += odd[n];
 }
 
 WARP_FN Products products_of(const Rows& rows, float scale) {

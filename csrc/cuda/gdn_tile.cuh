@@ -12,13 +12,21 @@ namespace gdn {
 constexpr int kHalf = 64;   // rows of dv that a warp serves
 constexpr int kTiles = 4;   // of 16 rows each
 
+constexpr int kPieceBytes = 32 * 16;  // of a tile: what a lane's load of 16 bytes has of a warp
+
 template <bool kWide>
 struct StateTile;
+
+WARP_FN void add(float (&x)[4], const float (&y)[4]) {
+#pragma unroll
+  for (int n = 0; n < 4; ++n) x[n] += y[n];
+}
 
 // bf16 state: chunk i of a row is channels 32 i + 8 c .. + 7.
 template <>
 struct StateTile<false> {
   static constexpr int kStateBytes = 2, kUpdateBytes = 2;
+  static constexpr int kPiecesOfRow = 4, kPieces = 2 * kPiecesOfRow;
   uint32_t row[2][16];
 
   WARP_FN static void load_channels(const uint16_t* row_at, uint32_t (&x)[16]) {
@@ -54,14 +62,27 @@ struct StateTile<false> {
     }
   }
 
+  // What `copy_tile` left in a slot, which has arrived.
+  WARP_FN void take(const char* slot) {
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const uint4 part = warp::load16(slot + piece * kPieceBytes + 16 * warp::lane());
+      uint32_t* to = row[piece / kPiecesOfRow] + 4 * (piece % kPiecesOfRow);
+      to[0] = part.x, to[1] = part.y, to[2] = part.z, to[3] = part.w;
+    }
+  }
+
+  // Sums of even and of odd steps apart: a product waits for the one before it.
   WARP_FN void multiply(const Rows& rows, float (&with_k)[4], float (&with_q)[4]) const {
+    float odd_k[4] = {}, odd_q[4] = {};
 #pragma unroll
     for (int s = 0; s < 8; ++s) {
       const uint32_t a0 = row[0][2 * s], a1 = row[1][2 * s];
       const uint32_t a2 = row[0][2 * s + 1], a3 = row[1][2 * s + 1];
-      warp::mma_bf16(with_k, a0, a1, a2, a3, rows.k[2 * s], rows.k[2 * s + 1]);
-      warp::mma_bf16(with_q, a0, a1, a2, a3, rows.q[2 * s], rows.q[2 * s + 1]);
+      warp::mma_bf16(s & 1 ? odd_k : with_k, a0, a1, a2, a3, rows.k[2 * s], rows.k[2 * s + 1]);
+      warp::mma_bf16(s & 1 ? odd_q : with_q, a0, a1, a2, a3, rows.q[2 * s], rows.q[2 * s + 1]);
     }
+    add(with_k, odd_k), add(with_q, odd_q);
   }
 };
 
@@ -70,6 +91,7 @@ struct StateTile<false> {
 template <>
 struct StateTile<true> {
   static constexpr int kStateBytes = 4, kUpdateBytes = 4;
+  static constexpr int kPiecesOfRow = 8, kPieces = 2 * kPiecesOfRow;
   float row[2][32];
 
   WARP_FN static void load_channels(const uint16_t* row_at, uint32_t (&x)[16]) {
@@ -103,7 +125,18 @@ struct StateTile<true> {
     }
   }
 
+  WARP_FN void take(const char* slot) {
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const uint4 part = warp::load16(slot + piece * kPieceBytes + 16 * warp::lane());
+      float* to = row[piece / kPiecesOfRow] + 4 * (piece % kPiecesOfRow);
+      to[0] = warp::as_float(part.x), to[1] = warp::as_float(part.y);
+      to[2] = warp::as_float(part.z), to[3] = warp::as_float(part.w);
+    }
+  }
+
   WARP_FN void multiply(const Rows& rows, float (&with_k)[4], float (&with_q)[4]) const {
+    float rest_k[4] = {}, rest_q[4] = {};
 #pragma unroll
     for (int s = 0; s < 16; ++s) {
       const float x0 = row[0][2 * s], x1 = row[1][2 * s];
@@ -112,13 +145,27 @@ struct StateTile<true> {
       const float h2 = warp::tf32_head(x2), h3 = warp::tf32_head(x3);
       const float k0 = warp::bf16_low(rows.k[s]), k1 = warp::bf16_high(rows.k[s]);
       const float q0 = warp::bf16_low(rows.q[s]), q1 = warp::bf16_high(rows.q[s]);
-      warp::mma_tf32(with_k, x0 - h0, x1 - h1, x2 - h2, x3 - h3, k0, k1);
-      warp::mma_tf32(with_q, x0 - h0, x1 - h1, x2 - h2, x3 - h3, q0, q1);
+      warp::mma_tf32(rest_k, x0 - h0, x1 - h1, x2 - h2, x3 - h3, k0, k1);
+      warp::mma_tf32(rest_q, x0 - h0, x1 - h1, x2 - h2, x3 - h3, q0, q1);
       warp::mma_tf32(with_k, h0, h1, h2, h3, k0, k1);
       warp::mma_tf32(with_q, h0, h1, h2, h3, q0, q1);
     }
+    add(with_k, rest_k), add(with_q, rest_q);
   }
 };
+
+// The lane's part of a tile on its way into a slot of shared memory, laid out as the lane takes it from
+// there: no other lane waits for it, and no two lanes meet in a bank.
+template <bool kWide>
+WARP_FN void copy_tile(char* slot, const char* rows_at) {
+  using Tile = StateTile<kWide>;
+  rows_at += 16 * (warp::lane() & 3), slot += 16 * warp::lane();
+#pragma unroll
+  for (int piece = 0; piece < Tile::kPieces; ++piece)
+    warp::copy16(slot + piece * kPieceBytes,
+                 rows_at + piece / Tile::kPiecesOfRow * (kDim * Tile::kStateBytes) +
+                     64 * (piece % Tile::kPiecesOfRow));
+}
 
 // Right operand of 8 x 8 numbers, kept in two parts; sums over a lane's two columns.
 template <bool kWide>

@@ -26,6 +26,15 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
     gdn::step_copied<kWide>(x, shared + warp * kHalfBytes<kWide>, barriers + warp, unit);
 }
 
+template <bool kWide, int kWarps, int kBlocks>
+__global__ void __launch_bounds__(32 * kWarps, kBlocks)
+    streamed_kernel(const __grid_constant__ gdn::Arguments x) {
+  extern __shared__ __align__(128) char shared[];
+  const int warp = threadIdx.x >> 5, head = blockIdx.x * kWarps + warp;
+  if (head < x.requests * x.value_heads)
+    gdn::step_streamed<kWide>(x, shared + warp * gdn::Stream<kWide>::kBytes, head);
+}
+
 template <bool kWide, typename Shared>
 __global__ void __launch_bounds__(32 * (gdn::kTileWarps + Shared::kSystemWarps + 1), 1)
     pipeline_kernel(const __grid_constant__ gdn::Arguments x) {
@@ -53,6 +62,13 @@ constexpr Variant copied(const char* name) {
   return {name,   kWide,   copied_kernel<kWide, kWarps, kBlocks>,
           kWarps, kBlocks, kWarps * kHalfBytes<kWide>,
           1};
+}
+
+template <bool kWide, int kWarps, int kBlocks>
+constexpr Variant streamed(const char* name) {
+  return {name,   kWide,   streamed_kernel<kWide, kWarps, kBlocks>,
+          kWarps, kBlocks, kWarps * gdn::Stream<kWide>::kBytes,
+          2};
 }
 
 template <bool kWide, int kSystemWarps, int kStages, int kParts, int kTilesOfWarp>
@@ -91,6 +107,9 @@ const Variant kVariants[] = {
     pipeline<false, 6, 7, 2, 1>("pipeline s6 r7 halves"),
     pipeline<false, 7, 3, 1, 1>("pipeline s7 r3"),
     pipeline<true, 3, 8, 4, 2>("pipeline s3 r8 quarters"),
+    streamed<false, 4, 3>("streamed w4 b3"),
+    streamed<false, 2, 6>("streamed w2 b6"),
+    streamed<true, 2, 3>("streamed w2 b3"),
 };
 constexpr int kVariantCount = sizeof(kVariants) / sizeof(kVariants[0]);
 

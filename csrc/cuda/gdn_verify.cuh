@@ -213,8 +213,12 @@ struct PendingBlock {
   Updates<kWide> updates;
 
   WARP_FN void load(const Arguments& x, const Work& w, int first) {
-    const int c = warp::lane() & 3;
     load_pending_keys<kWide>(x, w, first, keys);
+    load_updates(x, w, first);
+  }
+
+  WARP_FN void load_updates(const Arguments& x, const Work& w, int first) {
+    const int c = warp::lane() & 3;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int row = first + 2 * c + e;
@@ -223,22 +227,37 @@ struct PendingBlock {
   }
 };
 
+// Weights of a head's first eight pending rows, which its halves share.
+template <bool kWide>
+struct FirstWeights {
+  const PendingWeights of;
+  float first[4] = {};
+
+  WARP_FN FirstWeights(const Work& w, const Prepared<kWide>& head, const PendingBlock<kWide>& block)
+      : of(head.products, head.system) {
+    if (w.pending > 0) of.get(head.rows, block.keys, head.pending, 0, first);
+  }
+};
+
 // The part of Y = X S^T that pending rows add to the committed state, per tile: K, then Q.
 // `block` holds the first eight rows.
 template <bool kWide>
-WARP_FN void apply_pending(const Arguments& x, const Work& w, const Rows& rows, const Products& p,
-                           const System& s, const Pending& pending, PendingBlock<kWide>& block,
+WARP_FN void apply_pending(const Arguments& x, const Work& w, const Prepared<kWide>& head,
+                           const FirstWeights<kWide>& weights_of, PendingBlock<kWide>& block,
                            float (&y)[kTiles][2][4]) {
-  const PendingWeights weights_of(p, s);
   for (int first = 0; first < w.pending; first += 8) {
     float weights[4];
-    weights_of.get(rows, block.keys, pending, first, weights);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) weights[n] = weights_of.first[n];
+    if (first > 0) {
+      block.load(x, w, first);
+      weights_of.of.get(head.rows, block.keys, head.pending, first, weights);
+    }
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       block.updates.apply(tile, y[tile][0], weights);
       block.updates.apply(tile, y[tile][1], weights + 2);
     }
-    if (first + 8 < w.pending) block.load(x, w, first + 8);
   }
 }
 

@@ -181,6 +181,22 @@ WARP_FN uint32_t shared_address(const void* at) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
 
+// 16 bytes into shared memory, past the registers and L1, for this lane alone.
+WARP_FN void copy16(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(to)),
+               "l"(from)
+               : "memory");
+}
+
+// The lane's copies since the last call are one group.
+WARP_FN void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// All groups of the lane but the last kLater have arrived.
+template <int kLater>
+WARP_FN void wait_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
+}
+
 // Barriers in shared memory that a phase of `arrivals`, and of the copies that it was told to expect,
 // ends. One thread makes them, then `barriers_made`, then a barrier of the block.
 WARP_FN void make_barrier(uint64_t* at, int arrivals) {

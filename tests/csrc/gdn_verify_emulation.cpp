@@ -27,6 +27,13 @@ void copied(const gdn::Arguments& x) {
     warp::run([&] { gdn::step_copied<kWide>(x, buffer.data(), &barrier, unit); });
 }
 
+template <bool kWide>
+void streamed(const gdn::Arguments& x) {
+  std::vector<char> buffer(gdn::Stream<kWide>::kBytes, 0x55);
+  for (int head = 0; head < x.requests * x.value_heads; ++head)
+    warp::run([&] { gdn::step_streamed<kWide>(x, buffer.data(), head); });
+}
+
 // Few warps and stages, so that they are used again and again.
 template <bool kWide, int kTilesOfWarp>
 void pipeline(const gdn::Arguments& x) {
@@ -45,10 +52,12 @@ const Variant kVariants[] = {
     {"direct d2", false, direct<false, 2>},
     {"pipeline t1", false, pipeline<false, 1>},
     {"pipeline t2", false, pipeline<false, 2>},
+    {"streamed", false, streamed<false>},
     {"copied", true, copied<true>},
     {"direct d1", true, direct<true, 1>},
     {"pipeline t1", true, pipeline<true, 1>},
     {"pipeline t2", true, pipeline<true, 2>},
+    {"streamed", true, streamed<true>},
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <vector>
 
@@ -287,6 +288,35 @@ inline uint32_t load4(const void* at) { return load<uint32_t>(at); }
 inline void store16(void* at, uint4 x) { std::memcpy(at, &x, sizeof x); }
 inline void store4(void* at, uint32_t x) { std::memcpy(at, &x, sizeof x); }
 inline void store8(void* at, uint2 x) { std::memcpy(at, &x, sizeof x); }
+
+// Groups of copies arrive when they are waited for, no sooner: who reads too early sees it.
+struct Groups {
+  struct Copy {
+    void* to;
+    uint4 words;
+  };
+  std::vector<Copy> open;
+  std::deque<std::vector<Copy>> ended;
+};
+
+inline Groups& groups() {
+  static std::vector<Groups> all(kMaxThreads);
+  return all[fibers().current];
+}
+
+inline void copy16(void* to, const void* from) { groups().open.push_back({to, load<uint4>(from)}); }
+
+inline void end_group() {
+  groups().ended.push_back(std::move(groups().open));
+  groups().open.clear();
+}
+
+template <int kLater>
+inline void wait_groups() {
+  auto& ended = groups().ended;
+  for (; ended.size() > kLater; ended.pop_front())
+    for (const auto& copy : ended.front()) store16(copy.to, copy.words);
+}
 
 // A barrier's 64 bits: arrivals of a phase, those that are still to come, and the phase.
 struct BarrierBits {
