@@ -5,6 +5,7 @@
 #pragma once
 
 #include "gdn_fold.cuh"
+#include "gdn_heads.cuh"
 
 namespace gdn {
 
@@ -61,104 +62,52 @@ struct Record {
   uint2 beta[32];
   uint4 weights[kMostBlocks][32];  // of eight pending rows on K, then on Q
   float after[kRing];              // Pending::weight
+  int work[8];                     // `put`; no rows: there are no more heads
   uint4 decay;                     // of all pending rows, its first word
   RowTable<kRows, 2> v;
   RowTable<kRing, StateTile<kWide>::kUpdateBytes> updates;  // of pending rows, in their order
+
+  WARP_FN void put(int begin, int slot, int num_rows, int start, int pending, int flush, int head) {
+    const int all[8] = {begin, slot, num_rows, start, pending, flush, head, 0};
+    const int lane = warp::lane();
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (lane == i) work[i] = all[i];
+  }
+
+  WARP_FN Request request() const {
+    Request r;
+    r.begin = work[0], r.slot = work[1], r.num_rows = work[2], r.start = work[3];
+    r.pending = work[4], r.flush = work[5];
+    return r;
+  }
 };
 
 // A head's state takes kPartsOfHead stages. A warp that multiplies has kTilesOfWarpCount tiles of a
 // head in turn, and with more than one only every kGroups-th head.
-template <bool kWide, int kSystemWarpCount, int kStageCount, int kPartsOfHead, int kTilesOfWarpCount>
+// kShares: how many heads a block has is not fixed (Tickets).
+template <bool kWide, int kSystemWarpCount, int kStageCount, int kPartsOfHead, int kTilesOfWarpCount,
+          bool kSharesOut = false>
 struct PipelineShared {
   static constexpr int kSystemWarps = kSystemWarpCount, kStages = kStageCount;
   static constexpr int kTilesOfWarp = kTilesOfWarpCount, kGroups = kTilesOfWarp;
   static constexpr int kWarpsOfHead = kTilesOfHead / kTilesOfWarp;
   static constexpr int kParts = kPartsOfHead, kTilesOfPart = kTilesOfHead / kParts;
   static constexpr int kWarpsOfPart = kWarpsOfHead / kParts;
+  static constexpr bool kShares = kSharesOut;
+  static_assert(kSystemWarps <= Tickets::kFixed && kGroups <= kSystemWarps &&
+                    kStages / kParts < Tickets::kPlaces - Tickets::kFixed,
+                "a ticket is there when it is asked for, and stays until it was");
   static constexpr int kStageBytes = kDim * kDim * StateTile<kWide>::kStateBytes / kParts;
 
   uint4 stages[kStages][kStageBytes / 16];
   Record<kWide> records[kSystemWarps];
   uint64_t state_full[kStages], state_empty[kStages];
   uint64_t record_full[kSystemWarps], record_empty[kSystemWarps];
-};
+  Tickets tickets;
 
-// Of all heads that have rows every `blocks`-th one, so that blocks have equal shares whichever
-// requests have none. All warps of a block see the same ones in the same order. A lane holds one
-// request in 32; with kAhead it asks for its next one before that is needed.
-template <bool kAhead = false>
-struct Heads {
-  const Arguments& x;
-  int begin = 0, slot = 0, lengths = 0;  // of the lane's request; start, pending and so on together
-  Request ahead;
-  unsigned live = 0;  // lanes whose request has rows
-  int first = -32;    // request of lane 0
-  int passed = 0;     // requests with rows before that
-  int which, head;    // the next head's request, among those with rows
-  int step;           // from there to the one after it, in requests and heads
-
-  WARP_FN explicit Heads(const Arguments& arguments)
-      : x(arguments), which(warp::block() / x.value_heads), head(warp::block() % x.value_heads),
-        step(warp::blocks() / x.value_heads << 16 | warp::blocks() % x.value_heads) {
-    if (kAhead) ahead = ask();
-    advance();
-  }
-
-  WARP_FN Request ask() const {
-    const int request = first + 32 + warp::lane();
-    return request < x.requests ? Request(x, request) : Request();
-  }
-
-  WARP_FN void advance() {
-    passed += warp::count_bits(live);
-    const Request mine = kAhead ? ahead : ask();
-    first += 32;
-    begin = mine.begin, slot = mine.slot;
-    lengths = mine.num_rows | mine.start << 8 | mine.pending << 16 | (mine.flush != 0) << 24;
-    live = warp::ballot(mine.num_rows > 0);
-    if (kAhead) ahead = ask();
-  }
-
-  WARP_FN bool any() {
-    while (which >= passed + warp::count_bits(live)) {
-      if (first + 32 >= x.requests) return false;
-      advance();
-    }
-    return true;
-  }
-
-  WARP_FN void skip() {
-    which += step >> 16, head += step & 0xffff;
-    if (head >= x.value_heads) head -= x.value_heads, ++which;
-  }
-
-  // If there are any.
-  WARP_FN Work next() {
-    const int lane = warp::lane(), rank = warp::count_bits(live & ((1u << lane) - 1));
-    const int from = warp::lowest_bit(warp::ballot((live >> lane & 1) && rank == which - passed));
-    const int of_it = warp::shuffle(lengths, from);
-    Request request;
-    request.begin = warp::shuffle(begin, from), request.slot = warp::shuffle(slot, from);
-    request.num_rows = of_it & 255, request.start = of_it >> 8 & 255;
-    request.pending = of_it >> 16 & 255, request.flush = of_it >> 24;
-    const int now = head;
-    skip();
-    return Work(x, request, now, 0);
-  }
-};
-
-// Use k of a ring's place: its number, and which phases its barriers are in.
-template <int kPlaces>
-struct Use {
-  int place, round;
-
-  WARP_FN explicit Use(int k) : place(k % kPlaces), round(k / kPlaces) {}
-
-  WARP_FN void wait_full(uint64_t* full) const { warp::wait(full + place, round & 1); }
-
-  WARP_FN void wait_empty(uint64_t* empty) const {
-    if (round > 0) warp::wait(empty + place, (round - 1) & 1);
-  }
+  // Of the block's n-th head.
+  WARP_FN int number(int n) { return kShares ? tickets.number(n) : Tickets::fixed(n); }
 };
 
 WARP_FN void arrive_once(uint64_t* at) {
@@ -167,19 +116,27 @@ WARP_FN void arrive_once(uint64_t* at) {
 }
 
 template <bool kWide, typename Shared>
-WARP_FN void copy_states(const Arguments& x, Shared& shared) {
-  Heads<true> heads(x);
-  for (int k = 0; heads.any();) {
-    const char* const state_at = head_state<kWide>(x, heads.next());
+WARP_FN void copy_state(Shared& shared, const char* state_at, int n) {
 #pragma unroll
-    for (int part = 0; part < Shared::kParts; ++part, ++k) {
-      const Use<Shared::kStages> use(k);
-      use.wait_empty(shared.state_empty);
-      if (warp::lane() == 0)
-        warp::copy_and_arrive(shared.stages[use.place], state_at + part * Shared::kStageBytes,
-                              Shared::kStageBytes, shared.state_full + use.place);
-    }
+  for (int part = 0; part < Shared::kParts; ++part) {
+    const Use<Shared::kStages> use(n * Shared::kParts + part);
+    use.wait_empty(shared.state_empty);
+    if (warp::lane() == 0)
+      warp::copy_and_arrive(shared.stages[use.place], state_at + part * Shared::kStageBytes,
+                            Shared::kStageBytes, shared.state_full + use.place);
   }
+}
+
+template <bool kWide, typename Shared>
+WARP_FN void copy_states(const Arguments& x, Shared& shared, int* counter) {
+  Heads<true> heads(x);
+  TicketCounter tickets(counter);
+  if (Shared::kShares) tickets.ask();
+  for (int n = 0, number; heads.seek(number = shared.number(n)); ++n) {
+    copy_state<kWide>(shared, head_state<kWide>(x, heads.at(number)), n);
+    if (Shared::kShares) tickets.hand_out(shared.tickets, n);
+  }
+  if (Shared::kShares) tickets.end();
 }
 
 template <bool kWide>
@@ -216,17 +173,14 @@ struct PendingInputs {
   }
 };
 
-// Every kSystemWarps-th head, from `first` on.
+// Every kSystemWarps-th head, from `first` on, and a record that says that there are no more.
 template <bool kWide, typename Shared>
 WARP_FN void solve_systems(const Arguments& x, Shared& shared, int first) {
   Heads<> heads(x);
-  for (int n = 0; heads.any(); ++n) {
+  int n = first;
+  for (int number; heads.seek(number = shared.number(n)); n += Shared::kSystemWarps) {
     const Use<Shared::kSystemWarps> use(n);
-    if (use.place != first) {
-      heads.skip();
-      continue;
-    }
-    const Work w = heads.next();
+    const Work w = heads.at(number);
     const HeadInputs<kWide> inputs(x, w);
     PendingInputs<kWide> pending;
     pending.load(x, w, 0);
@@ -237,6 +191,8 @@ WARP_FN void solve_systems(const Arguments& x, Shared& shared, int first) {
     const Prepared<kWide> prepared(x, w, inputs);
     use.wait_empty(shared.record_empty);
     Record<kWide>& record = shared.records[use.place];
+    record.put(static_cast<int>(w.begin), static_cast<int>(w.slot), w.num_rows, w.start, w.pending,
+               w.flush, w.head);
     v.store(record.v, 0);
     write_system(prepared, record);
     const PendingWeights weights_of(prepared.products, prepared.system);
@@ -251,6 +207,10 @@ WARP_FN void solve_systems(const Arguments& x, Shared& shared, int first) {
     }
     arrive_once(shared.record_full + use.place);
   }
+  const Use<Shared::kSystemWarps> end(n);
+  end.wait_empty(shared.record_empty);
+  shared.records[end.place].put(0, 0, 0, 0, 0, 0, 0);
+  arrive_once(shared.record_full + end.place);
 }
 
 // What a warp needs of a record for all of its tiles.
@@ -287,31 +247,37 @@ struct HeadParts {
   }
 };
 
-// 16 rows of dv of a head; the lane's are dv and dv + 1. What it read of the record is in registers
-// when `release` is called.
-template <bool kWide, typename Release>
-WARP_FN void multiply_tile(const Arguments& x, const Work& w, int dv, const StateTile<kWide>& state,
-                           const HeadParts<kWide>& head, const Record<kWide>& record,
-                           Release release) {
-  const int lane = warp::lane(), c = lane & 3;
+// What belongs to 16 rows of dv of a head, beside their state; the lane's are dv and dv + 1.
+template <bool kWide>
+struct TileInputs {
   float pending[2][4] = {};
-  for (int block = 0; block < w.pending; block += 8) {
-    Updates<kWide> updates;  // tile 0 of it
-#pragma unroll
-    for (int e = 0; e < 2; ++e) updates.load_pair(e, record.updates.at(block + 2 * c + e, dv), true);
-    const uint4 bits = record.weights[block / 8][lane];
-    const float weights[4] = {warp::as_float(bits.x), warp::as_float(bits.y), warp::as_float(bits.z),
-                              warp::as_float(bits.w)};
-    updates.apply(0, pending[0], weights);
-    updates.apply(0, pending[1], weights + 2);
-  }
   Values v;  // tile 0 of it
+
+  WARP_FN TileInputs(const Record<kWide>& record, int num_pending, int dv) {
+    const int lane = warp::lane(), c = lane & 3;
+    for (int block = 0; block < num_pending; block += 8) {
+      Updates<kWide> updates;  // tile 0 of it
 #pragma unroll
-  for (int e = 0; e < 2; ++e) v.x[e][0] = warp::load4(record.v.at(2 * c + e, dv));
-  release();
+      for (int e = 0; e < 2; ++e)
+        updates.load_pair(e, record.updates.at(block + 2 * c + e, dv), true);
+      const uint4 bits = record.weights[block / 8][lane];
+      const float weights[4] = {warp::as_float(bits.x), warp::as_float(bits.y),
+                                warp::as_float(bits.z), warp::as_float(bits.w)};
+      updates.apply(0, pending[0], weights);
+      updates.apply(0, pending[1], weights + 2);
+    }
+#pragma unroll
+    for (int e = 0; e < 2; ++e) v.x[e][0] = warp::load4(record.v.at(2 * c + e, dv));
+  }
+};
+
+template <bool kWide>
+WARP_FN void multiply_tile(const Arguments& x, const Work& w, int dv, const StateTile<kWide>& state,
+                           const HeadParts<kWide>& head, const TileInputs<kWide>& inputs) {
+  const int c = warp::lane() & 3;
   Results<kWide> results;  // tile 0 of it
-  finish_tile(state, 0, head.rows, head.system, head.from_state, head.inverse, head.carry, v,
-              pending, results);
+  finish_tile(state, 0, head.rows, head.system, head.from_state, head.inverse, head.carry, inputs.v,
+              inputs.pending, results);
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const int row = 2 * c + e;
@@ -321,40 +287,36 @@ WARP_FN void multiply_tile(const Arguments& x, const Work& w, int dv, const Stat
   }
 }
 
+// Each kGroups-th head. What does not need the state is done before the state is waited for.
 template <bool kWide, typename Shared>
 WARP_FN void multiply_heads(const Arguments& x, Shared& shared, int warp_number) {
   constexpr int kRowBytes = kDim * StateTile<kWide>::kStateBytes;
   constexpr int kQuartersAtOnce = kWide ? 1 : kQuarters;  // as many as registers allow
-  const int group = warp_number / Shared::kWarpsOfHead;
   const int first_tile = warp_number % Shared::kWarpsOfHead * Shared::kTilesOfWarp;
   const int part = first_tile / Shared::kTilesOfPart;
   const int in_tile = 2 * (warp::lane() >> 2);
-  Heads<> heads(x);
-  for (int n = 0; heads.any(); ++n) {
-    if (n % Shared::kGroups != group) {
-      heads.skip();
-      continue;
-    }
-    const Work w = heads.next();
+  for (int n = warp_number / Shared::kWarpsOfHead;; n += Shared::kGroups) {
     const Use<Shared::kSystemWarps> use(n);
     const Use<Shared::kStages> stage(n * Shared::kParts + part);
     const Record<kWide>& record = shared.records[use.place];
     const char* const state_at = reinterpret_cast<const char*>(shared.stages[stage.place]) +
                                  (16 * (first_tile % Shared::kTilesOfPart) + in_tile) * kRowBytes;
-    const bool folds = w.flush != 0 && w.pending > 0;
     use.wait_full(shared.record_full);
-    stage.wait_full(shared.state_full);
+    const Work w(x, record.request(), record.work[6], 0);
+    if (w.num_rows == 0) break;
+    const bool folds = w.flush != 0 && w.pending > 0;
 #pragma unroll 1
     for (int i = 0; i < Shared::kTilesOfWarp; ++i) {
       const bool last = i + 1 == Shared::kTilesOfWarp;
       const HeadParts<kWide> head(record, warp::lane());  // again each time: registers are short
       const int dv = 16 * (first_tile + i) + in_tile;
+      const TileInputs<kWide> inputs(record, w.pending, dv);
+      if (last && !folds) arrive_once(shared.record_empty + use.place);
+      if (i == 0) stage.wait_full(shared.state_full);
       StateTile<kWide> state;
       state.template load<false>(state_at + 16 * i * kRowBytes);
       if (last) arrive_once(shared.state_empty + stage.place);
-      multiply_tile(x, w, dv, state, head, record, [&] {
-        if (last && !folds) arrive_once(shared.record_empty + use.place);
-      });
+      multiply_tile(x, w, dv, state, head, inputs);
       if (!folds) continue;
       const float decay = warp::as_float(record.decay.x);
       for (int quarter = 0; quarter < kQuarters; quarter += kQuartersAtOnce)
@@ -366,7 +328,7 @@ WARP_FN void multiply_heads(const Arguments& x, Shared& shared, int warp_number)
 }
 
 template <bool kWide, typename Shared>
-WARP_FN void run_pipeline(const Arguments& x, Shared& shared) {
+WARP_FN void run_pipeline(const Arguments& x, Shared& shared, int* counter) {
   if (warp::thread() == 0) {
     for (int i = 0; i < Shared::kStages; ++i) {
       warp::make_barrier(shared.state_full + i, 1);
@@ -376,6 +338,7 @@ WARP_FN void run_pipeline(const Arguments& x, Shared& shared) {
       warp::make_barrier(shared.record_full + i, 1);
       warp::make_barrier(shared.record_empty + i, Shared::kWarpsOfHead);
     }
+    if (Shared::kShares) shared.tickets.make();
     warp::barriers_made();
   }
   warp::block_sync();
@@ -383,7 +346,7 @@ WARP_FN void run_pipeline(const Arguments& x, Shared& shared) {
   if (role < kTileWarps)
     multiply_heads<kWide>(x, shared, role);
   else if (role == kTileWarps + Shared::kSystemWarps)
-    copy_states<kWide>(x, shared);
+    copy_states<kWide>(x, shared, counter);
   else
     solve_systems<kWide>(x, shared, role - kTileWarps);
 }

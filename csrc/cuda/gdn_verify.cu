@@ -1,6 +1,8 @@
 // Launches of gdn_verify, with a C interface: kernels/gdn_verify/cuda.py calls it through ctypes.
 #include <cuda_runtime.h>
 
+#include <atomic>
+
 #include "gdn_pipeline.cuh"
 #include "gdn_step.cuh"
 
@@ -35,11 +37,16 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
     gdn::step_streamed<kWide>(x, shared + warp * gdn::Stream<kWide>::kBytes, head);
 }
 
+// Of each launch a counter of its own, so that a launch on another stream does not disturb it: it would
+// have to run beside one that is kCounters launches older.
+constexpr int kCounters = 256;
+__device__ int counters[kCounters][2];
+
 template <bool kWide, typename Shared>
 __global__ void __launch_bounds__(32 * (gdn::kTileWarps + Shared::kSystemWarps + 1), 1)
     pipeline_kernel(const __grid_constant__ gdn::Arguments x) {
   extern __shared__ __align__(128) char shared[];
-  gdn::run_pipeline<kWide>(x, *reinterpret_cast<Shared*>(shared));
+  gdn::run_pipeline<kWide>(x, *reinterpret_cast<Shared*>(shared), counters[x.launch]);
 }
 
 struct Variant {
@@ -71,9 +78,9 @@ constexpr Variant streamed(const char* name) {
           2};
 }
 
-template <bool kWide, int kSystemWarps, int kStages, int kParts, int kTilesOfWarp>
+template <bool kWide, int kSystemWarps, int kStages, int kParts, int kTilesOfWarp, bool kShares = false>
 constexpr Variant pipeline(const char* name) {
-  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kParts, kTilesOfWarp>;
+  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kParts, kTilesOfWarp, kShares>;
   static_assert(sizeof(Shared) <= 227 * 1024, "shared memory of a block");
   return {name, kWide, pipeline_kernel<kWide, Shared>, gdn::kTileWarps + kSystemWarps + 1,
           1,    sizeof(Shared), 0};
@@ -107,6 +114,10 @@ const Variant kVariants[] = {
     pipeline<false, 6, 7, 2, 1>("pipeline s6 r7 halves"),
     pipeline<false, 7, 3, 1, 1>("pipeline s7 r3"),
     pipeline<true, 3, 8, 4, 2>("pipeline s3 r8 quarters"),
+    pipeline<false, 7, 3, 1, 1, true>("pipeline s7 r3 shares"),
+    pipeline<false, 5, 4, 1, 1, true>("pipeline s5 r4 shares"),
+    pipeline<false, 5, 4, 1, 2, true>("pipeline s5 r4 t2 shares"),
+    pipeline<true, 3, 8, 4, 2, true>("pipeline s3 r8 quarters shares"),
     streamed<false, 4, 3>("streamed w4 b3"),
     streamed<false, 2, 6>("streamed w2 b6"),
     streamed<true, 2, 3>("streamed w2 b3"),
@@ -137,13 +148,16 @@ const char* gdn_verify_error(int error) {
 
 // 0, or a cudaError_t. Waits for nothing, so that it can be captured.
 int gdn_verify_launch(const gdn::Arguments* arguments, int variant, void* stream) {
+  static std::atomic<unsigned> launches{0};
+  gdn::Arguments own = *arguments;
+  own.launch = launches++ % kCounters;
   const Variant& v = kVariants[variant];
   if (v.shared_bytes > 48 * 1024) {
     const cudaError_t error = cudaFuncSetAttribute(
         v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.shared_bytes);
     if (error != cudaSuccess) return error;
   }
-  v.kernel<<<grid_of(v, *arguments), 32 * v.warps, v.shared_bytes, static_cast<cudaStream_t>(stream)>>>(*arguments);
+  v.kernel<<<grid_of(v, *arguments), 32 * v.warps, v.shared_bytes, static_cast<cudaStream_t>(stream)>>>(own);
   return cudaGetLastError();
 }
 

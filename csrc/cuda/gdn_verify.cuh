@@ -21,6 +21,7 @@ struct Arguments {
   int64_t q_row, k_row, v_row, gate_row, out_row;
   int64_t state_slot, key_slot, update_slot, decay_slot, norm_slot;
   int32_t requests, value_heads, group, ring_rows, dt_bias_is_bf16;
+  int32_t launch;  // the library's: counts its launches
   float scale;
 };
 

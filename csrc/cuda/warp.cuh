@@ -57,6 +57,11 @@ WARP_FN int block_sum(int x) {
 
 WARP_FN void count_shared(int* counter) { atomicAdd(counter, 1); }
 
+// What was there before; of device memory, and seen by all blocks.
+WARP_FN int add_device(int* at, int x) { return atomicAdd(at, x); }
+
+WARP_FN void device_fence() { __threadfence(); }
+
 WARP_FN float widen(float x) { return x; }
 
 WARP_FN float widen(__half x) { return __half2float(x); }

@@ -35,14 +35,15 @@ void streamed(const gdn::Arguments& x) {
 }
 
 // Few warps and stages, so that they are used again and again.
-template <bool kWide, int kTilesOfWarp>
+template <bool kWide, int kTilesOfWarp, bool kShares = false>
 void pipeline(const gdn::Arguments& x) {
   constexpr int kSystemWarps = 2, kStages = 3, kParts = kWide ? 2 : 1, kBlocks = 2;
-  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kParts, kTilesOfWarp>;
+  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kParts, kTilesOfWarp, kShares>;
+  static int counter[2] = {};
   const auto shared = std::make_unique<Shared>();
   for (int block = 0; block < kBlocks; ++block) {
     std::memset(static_cast<void*>(shared.get()), 0x55, sizeof(Shared));
-    warp::run([&] { gdn::run_pipeline<kWide>(x, *shared); },
+    warp::run([&] { gdn::run_pipeline<kWide>(x, *shared, counter); },
               32 * (gdn::kTileWarps + kSystemWarps + 1), block, kBlocks);
   }
 }
@@ -52,11 +53,13 @@ const Variant kVariants[] = {
     {"direct d2", false, direct<false, 2>},
     {"pipeline t1", false, pipeline<false, 1>},
     {"pipeline t2", false, pipeline<false, 2>},
+    {"pipeline t1 shares", false, pipeline<false, 1, true>},
     {"streamed", false, streamed<false>},
     {"copied", true, copied<true>},
     {"direct d1", true, direct<true, 1>},
     {"pipeline t1", true, pipeline<true, 1>},
     {"pipeline t2", true, pipeline<true, 2>},
+    {"pipeline t2 shares", true, pipeline<true, 2, true>},
     {"streamed", true, streamed<true>},
 };
 
