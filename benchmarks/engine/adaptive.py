@@ -78,7 +78,8 @@ def requests(
             max_num_seqs=most,
             largest_graph=min(2048, most * (draft_tokens + 1)),
         )
-        return {"model": str(model), "engine": engine, "acceptance": bool(draft_tokens)}
+        accepting = bool(draft_tokens)
+        return {"model": str(model), "engine": engine, "acceptance": accepting, "waits": adaptive}
 
     state = "replay" if target == "hybrid" else "native"
     wanted: dict[str, dict[str, Any]] = {

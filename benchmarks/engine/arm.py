@@ -1,7 +1,8 @@
 """One engine in a process of its own: `python -m benchmarks.engine.arm '{...}'`.
 
 Speaks JSON lines over the standard output that it was started with; vLLM's log goes to the error
-stream. First line {"ready": seconds}, then an answer to every line on standard input.
+stream. First line {"ready": seconds}, then an answer to every line on standard input. An arm whose
+request says "waits" builds its engine after the first line.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ def main() -> None:
     os.dup2(2, 1)
     request = json.loads(sys.argv[1])
     began = time.monotonic()
+    prepare(request)
+    if request.get("waits"):
+        sys.stdin.readline()
     engine = Engine(request)
     print(json.dumps({"ready": round(time.monotonic() - began, 1)}), file=reply)
     for line in sys.stdin:
@@ -35,14 +39,22 @@ def main() -> None:
         print(json.dumps(answer), file=reply)
 
 
+def prepare(request: dict[str, Any]) -> None:
+    """What an engine needs imported and declared, without touching the device."""
+    from vllm_ascend_spec.engine import launch
+
+    if request.get("acceptance"):
+        acceptance.install()
+    launch.set_up()
+    from vllm import LLM  # noqa: F401
+
+
 class Engine:
     """An LLM and what the driver may ask of it."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         from vllm_ascend_spec.engine.launch import make_llm
 
-        if request.get("acceptance"):
-            acceptance.install()
         self.llm = make_llm(request["model"], **request["engine"])
         self.manager = getattr(self.runner, "adaptive_verification", None)
         if request.get("acceptance") and self.manager is not None:
@@ -66,6 +78,7 @@ class Engine:
         caller meanwhile: a server does that in another process.
         """
         engine = self.llm.llm_engine
+        acceptance.draws.seed = seed
         names = self._prefilled(max(loads), prompt_tokens, seed)
         found = []
         for load in sorted(loads, reverse=True):

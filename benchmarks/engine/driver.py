@@ -56,7 +56,7 @@ class Arm:
     """An engine in a process of its own; its log is `folder/NAME.log`."""
 
     def __init__(self, name: str, request: dict[str, Any], folder: Path) -> None:
-        self.name = name
+        self.name, self.waits = name, bool(request.get("waits"))
         slug = name.replace(" ", "_").replace("=", "")
         self.log = folder / f"{slug}.log"
         cache = Path(tempfile.gettempdir()) / f"vllm_cache_{slug}"
@@ -75,20 +75,17 @@ class Arm:
                 env=environment,
             )
 
+    def let_go(self) -> None:
+        """Let an arm that waits build its engine."""
+        self._write("")
+
     def wait_until_ready(self) -> bool:
         """False where the engine did not start; its log says why."""
         return self._read() is not None
 
     def ask(self, **command: Any) -> Any:
         """The answer, or None where the engine ended."""
-        stdin = self._process.stdin
-        assert stdin is not None
-        try:
-            stdin.write(json.dumps(command) + "\n")
-            stdin.flush()
-        except BrokenPipeError:
-            return None
-        return self._read()
+        return self._read() if self._write(json.dumps(command)) else None
 
     def close(self) -> None:
         """End the engine."""
@@ -99,6 +96,16 @@ class Arm:
         except subprocess.TimeoutExpired:
             self._process.kill()
 
+    def _write(self, line: str) -> bool:
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(line + "\n")
+            stdin.flush()
+        except BrokenPipeError:
+            return False
+        return True
+
     def _read(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -106,12 +113,17 @@ class Arm:
 
 
 def start(requests: dict[str, dict[str, Any]], folder: Path) -> list[Arm]:
-    """Start all arms at once; returns those that came up, says which did not."""
+    """Start all arms at once; returns those that came up, says which did not.
+
+    A request with "waits" gets the device to itself: what it measures at start-up, it plans with.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     arms = [Arm(name, request, folder) for name, request in requests.items()]
     ready = []
-    for arm in arms:
+    for arm in sorted(arms, key=lambda arm: arm.waits):
+        if arm.waits:
+            arm.let_go()
         up = arm.wait_until_ready()
         state = "ready" if up else f"did not start, see {arm.log.name}"
         print(f"{arm.name}: {state} after {time.monotonic() - began:.0f} s", flush=True)

@@ -31,6 +31,24 @@ def test_confidences_lie_around_the_true_chance(device: torch.device) -> None:
         assert (noise.std((0, 1)) - acceptance.NOISE).abs().max() < 0.04
 
 
+def test_luck_depends_on_request_and_place_alone(device: torch.device) -> None:
+    """Verified alone or beside others, a row too early or late in the batch: the same verdict."""
+    seen: list[torch.Tensor] = []
+    verify = acceptance._with_coins(lambda _, **named: seen.append(named["verify_draft_sampled"]))
+    drafts, local = torch.arange(64, device=device), torch.arange(64, device=device) % 4 + 1
+    slots, places = torch.arange(64, device=device) // 4, 300 + torch.arange(64, device=device) % 4
+    for rows in (slice(None), slice(12, 40)):
+        verify(
+            None,
+            expanded_local_pos=local[rows].int(),
+            pos=places[rows],
+            expanded_idx_mapping=slots[rows].int(),
+            verify_draft_sampled=drafts[rows],
+        )
+    assert torch.equal(seen[0][12:40], seen[1])
+    assert 0 < int((seen[0] == -1).sum()) < 64
+
+
 def test_drafts_are_rejected_at_their_rates_and_the_anchor_never(device: torch.device) -> None:
     seen: list[torch.Tensor] = []
 
@@ -40,10 +58,12 @@ def test_drafts_are_rejected_at_their_rates_and_the_anchor_never(device: torch.d
     verify = acceptance._with_coins(judged)
     rows = K + 1
     drafts = torch.arange(REQUESTS * rows, device=device) + 5
-    for _ in range(100):
+    local = torch.arange(len(drafts), device=device) % rows
+    for step in range(100):
         verify(
             None,
-            expanded_local_pos=(torch.arange(len(drafts)) % rows).int().to(device),
+            expanded_local_pos=local.int(),
+            pos=1000 + 8 * step + local,
             expanded_idx_mapping=SLOTS.repeat_interleave(rows).to(device),
             verify_draft_sampled=drafts,
         )
