@@ -21,6 +21,7 @@ def engine_arguments(
     kv_cache_mib: int,
     planner: str = "plugin",
     gdn_state: str = "native",
+    max_draft_rows: int | None = None,
     max_model_len: int = 2048,
     max_num_seqs: int = 256,
     largest_graph: int = 2048,
@@ -42,7 +43,11 @@ def engine_arguments(
         "seed": 0,
         "additional_config": {
             "gdn_prefill_backend": "triton",
-            "ascend_spec": {"planner": planner, "gdn_state": gdn_state},
+            "ascend_spec": {
+                "planner": planner,
+                "gdn_state": gdn_state,
+                "max_draft_rows": max_draft_rows,
+            },
         },
         "compilation_config": {
             "mode": 0,

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-METHODS = ("mtp", "dflash", "dspark")
+METHODS = ("mtp", "eagle3", "dflash", "dspark")
 PROMPTS, TOKENS = 64, 96
 
 
