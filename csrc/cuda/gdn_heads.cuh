@@ -97,7 +97,7 @@ struct Tickets {
 
 // The counter, for one warp of the block; its tickets are asked for a head ahead of `hand_out`.
 struct TicketCounter {
-  int* const counter;  // tickets taken, blocks that have ended; both 0 between launches
+  int* const counter;  // tickets taken, takers that have ended; both 0 between launches
   int asked = 0;
 
   WARP_FN explicit TicketCounter(int* at) : counter(at) {}
@@ -115,11 +115,11 @@ struct TicketCounter {
     ask();
   }
 
-  // No block takes a ticket behind the last one's end.
-  WARP_FN void end() {
+  // By `takers` warps in all: none takes a ticket behind the last one's end.
+  WARP_FN void end(int takers) {
     if (warp::lane() != 0) return;
     warp::device_fence();
-    if (warp::add_device(counter + 1, 1) != warp::blocks() - 1) return;
+    if (warp::add_device(counter + 1, 1) != takers - 1) return;
     counter[0] = 0, counter[1] = 0;
   }
 };

@@ -136,7 +136,7 @@ WARP_FN void copy_states(const Arguments& x, Shared& shared, int* counter) {
     copy_state<kWide>(shared, head_state<kWide>(x, heads.at(number)), n);
     if (Shared::kShares) tickets.hand_out(shared.tickets, n);
   }
-  if (Shared::kShares) tickets.end();
+  if (Shared::kShares) tickets.end(warp::blocks());
 }
 
 template <bool kWide>

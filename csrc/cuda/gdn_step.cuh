@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gdn_fold.cuh"
+#include "gdn_heads.cuh"
 
 namespace gdn {
 
@@ -135,6 +136,15 @@ struct Stream {
                      tile_rows<kWide>(state_at + half * half_bytes, tile));
   }
 
+  // Half 0, of a head that is not in the buffer yet.
+  WARP_FN void begin() const {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      copy(0, tile);
+      warp::end_group();
+    }
+  }
+
   // Every tile that is taken is followed by one end_group, so that the one to wait for is known.
   WARP_FN void take(int tile, StateTile<kWide>& state) const {
     warp::wait_groups<kTiles - 1>();
@@ -161,18 +171,12 @@ WARP_FN void fold_streamed(const Arguments& x, const Work& w, const Pending& pen
     }
 }
 
-// A head by one warp, its halves in turn, as `step_direct`, but with half a head asked for ahead: it
-// waits in shared memory, which is larger than the registers.
-template <bool kWide>
-WARP_FN void step_streamed(const Arguments& x, char* buffer, int head) {
-  Work w(x, 2 * head);
-  if (w.num_rows == 0) return;
-  const Stream<kWide> stream{head_state<kWide>(x, w), buffer};
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    stream.copy(0, tile);
-    warp::end_group();
-  }
+// A head whose half 0 was asked for. behind(tile): what to ask for when a tile of half 1 was taken.
+// Whether it was folded: then nothing was asked for.
+template <bool kWide, typename Between, typename Behind>
+WARP_FN bool finish_streamed(const Arguments& x, Work& w, const Stream<kWide>& stream,
+                             Between between, Behind behind) {
+  const bool folds = w.flush != 0 && w.pending > 0;
   const HeadInputs<kWide> head_inputs(x, w);
   HalfInputs<kWide> inputs;
   inputs.load(x, w);
@@ -192,13 +196,70 @@ WARP_FN void step_streamed(const Arguments& x, char* buffer, int head) {
       StateTile<kWide> state;
       stream.take(tile, state);
       work.finish(state, tile);
-      if (half == 0) stream.copy(1, tile);
+      if (half == 0)
+        stream.copy(1, tile);
+      else if (!folds)
+        behind(tile);
       warp::end_group();
     }
     store_results<kWide>(x, w, work.results);
+    if (half == 0) between();
     w.half = 1;
   }
-  if (w.flush != 0 && w.pending > 0) fold_streamed<kWide>(x, w, prepared.pending, stream);
+  if (folds) fold_streamed<kWide>(x, w, prepared.pending, stream);
+  return folds;
+}
+
+// A head by one warp, its halves in turn, as `step_direct`, but with half a head asked for ahead: it
+// waits in shared memory, which is larger than the registers.
+template <bool kWide>
+WARP_FN void step_streamed(const Arguments& x, char* buffer, int head) {
+  Work w(x, 2 * head);
+  if (w.num_rows == 0) return;
+  const Stream<kWide> stream{head_state<kWide>(x, w), buffer};
+  stream.begin();
+  finish_streamed<kWide>(x, w, stream, [] {}, [](int) {});
+}
+
+// Heads by a warp that stays; the next one's first half is asked for behind the last half of this one.
+// Heads are numbered by tickets, an empty one takes one, too. warps: of all blocks; `first`: this one.
+template <bool kWide>
+WARP_FN void run_streamed(const Arguments& x, char* buffer, int* counter, int first, int warps) {
+  const int heads = x.requests * x.value_heads;
+  TicketCounter tickets(counter);
+  tickets.ask();
+  int head = first;
+  if (head < heads) {
+    Work w(x, 2 * head);
+    bool asked = false;
+    for (;;) {
+      const int next_head = warps + warp::shuffle(tickets.asked, 0);
+      const bool any = next_head < heads;
+      if (any) tickets.ask();
+      Request next = any ? Request::asked(x, next_head / x.value_heads) : Request();
+      const Stream<kWide> stream{head_state<kWide>(x, w), buffer};
+      const auto next_work = [&] { return Work(x, next, next_head % x.value_heads, 0); };
+      bool settled = false;
+      const auto settle = [&] {
+        next.settle();
+        settled = true;
+      };
+      if (w.num_rows > 0) {
+        if (!asked) stream.begin();
+        const bool folded = finish_streamed<kWide>(x, w, stream, settle, [&](int tile) {
+          if (next.num_rows > 0)
+            Stream<kWide>{head_state<kWide>(x, next_work()), buffer}.copy(0, tile);
+        });
+        asked = !folded;
+      } else {
+        asked = false;
+      }
+      if (!any) break;
+      if (!settled) next.settle();
+      w = next_work();
+    }
+  }
+  tickets.end(warps);
 }
 
 }  // namespace gdn

@@ -1,6 +1,7 @@
 // Launches of gdn_verify, with a C interface: kernels/gdn_verify/cuda.py calls it through ctypes.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "gdn_pipeline.cuh"
@@ -42,6 +43,15 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
 constexpr int kCounters = 256;
 __device__ int counters[kCounters][2];
 
+template <bool kWide, int kWarps, int kBlocks>
+__global__ void __launch_bounds__(32 * kWarps, kBlocks)
+    staying_kernel(const __grid_constant__ gdn::Arguments x) {
+  extern __shared__ __align__(128) char shared[];
+  const int warp = threadIdx.x >> 5;
+  gdn::run_streamed<kWide>(x, shared + warp * gdn::Stream<kWide>::kBytes, counters[x.launch],
+                           blockIdx.x * kWarps + warp, gridDim.x * kWarps);
+}
+
 template <bool kWide, typename Shared>
 __global__ void __launch_bounds__(32 * (gdn::kTileWarps + Shared::kSystemWarps + 1), 1)
     pipeline_kernel(const __grid_constant__ gdn::Arguments x) {
@@ -56,7 +66,7 @@ struct Variant {
   int warps;
   int blocks_per_sm;
   int shared_bytes;
-  int halves;  // of a head that a warp serves; 0: blocks stay, one a multiprocessor
+  int halves;  // of a head that a warp serves; 0: blocks stay
 };
 
 template <bool kWide, int kWarps, int kBlocks, int kDepth>
@@ -78,6 +88,13 @@ constexpr Variant streamed(const char* name) {
           2};
 }
 
+template <bool kWide, int kWarps, int kBlocks>
+constexpr Variant staying(const char* name) {
+  return {name,   kWide,   staying_kernel<kWide, kWarps, kBlocks>,
+          kWarps, kBlocks, kWarps * gdn::Stream<kWide>::kBytes,
+          0};
+}
+
 template <bool kWide, int kSystemWarps, int kStages, int kParts, int kTilesOfWarp, bool kShares = false>
 constexpr Variant pipeline(const char* name) {
   using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kParts, kTilesOfWarp, kShares>;
@@ -95,7 +112,7 @@ int multiprocessors() {
 
 int grid_of(const Variant& v, const gdn::Arguments& x) {
   const int heads = x.requests * x.value_heads;
-  if (v.halves == 0) return heads < multiprocessors() ? heads : multiprocessors();
+  if (v.halves == 0) return std::min(heads, v.blocks_per_sm * multiprocessors());
   return (2 / v.halves * heads + v.warps - 1) / v.warps;
 }
 
@@ -121,6 +138,9 @@ const Variant kVariants[] = {
     streamed<false, 4, 3>("streamed w4 b3"),
     streamed<false, 2, 6>("streamed w2 b6"),
     streamed<true, 2, 3>("streamed w2 b3"),
+    staying<false, 4, 3>("streamed and staying w4 b3"),
+    staying<false, 4, 2>("streamed and staying w4 b2"),
+    staying<true, 2, 3>("streamed and staying w2 b3"),
 };
 constexpr int kVariantCount = sizeof(kVariants) / sizeof(kVariants[0]);
 

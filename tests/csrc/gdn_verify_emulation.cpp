@@ -34,6 +34,17 @@ void streamed(const gdn::Arguments& x) {
     warp::run([&] { gdn::step_streamed<kWide>(x, buffer.data(), head); });
 }
 
+// Three warps of which one has fewer heads, or none.
+template <bool kWide>
+void staying(const gdn::Arguments& x) {
+  static int counter[2] = {};
+  constexpr int kWarps = 3;
+  std::vector<char> buffer(gdn::Stream<kWide>::kBytes, 0x55);
+  for (int first = 0; first < kWarps; ++first)
+    warp::run([&] { gdn::run_streamed<kWide>(x, buffer.data(), counter, first, kWarps); });
+  if (counter[0] != 0 || counter[1] != 0) std::abort();
+}
+
 // Few warps and stages, so that they are used again and again.
 template <bool kWide, int kTilesOfWarp, bool kShares = false>
 void pipeline(const gdn::Arguments& x) {
@@ -55,12 +66,14 @@ const Variant kVariants[] = {
     {"pipeline t2", false, pipeline<false, 2>},
     {"pipeline t1 shares", false, pipeline<false, 1, true>},
     {"streamed", false, streamed<false>},
+    {"streamed and staying", false, staying<false>},
     {"copied", true, copied<true>},
     {"direct d1", true, direct<true, 1>},
     {"pipeline t1", true, pipeline<true, 1>},
     {"pipeline t2", true, pipeline<true, 2>},
     {"pipeline t2 shares", true, pipeline<true, 2, true>},
     {"streamed", true, streamed<true>},
+    {"streamed and staying", true, staying<true>},
 };
 
 }  // namespace
