@@ -244,17 +244,25 @@ def layer_class(upstream: type) -> type:
                 pages = kv_cache.squeeze(dim=(1, 2))
                 self.kv_cache = (*bound, *ring_views(pages, used, self.ascend_spec_replay))
 
-        def _fused_gdn_decode_unsupported_reason(self, vllm_config: Any) -> str | None:
-            if self.ascend_spec_replay is not None:
-                return "verification runs in the replay layout"
-            reason: str | None = super()._fused_gdn_decode_unsupported_reason(vllm_config)
-            return reason
-
         def _can_use_fused_gdn_mtp_decode(self, attn_metadata: Any) -> bool:
+            if self.ascend_spec_replay is not None:
+                return attn_metadata.spec_sequence_masks is not None
             # Upstream's fused kernel is not known to be right for rows of other lengths.
-            if self.ascend_spec_replay is not None or self.ascend_spec_adaptive:
+            if self.ascend_spec_adaptive:
                 return False
             return bool(super()._can_use_fused_gdn_mtp_decode(attn_metadata))
+
+        def _forward_core_decode_spec_fused_norm(self, **given: Any) -> None:
+            """Steps that only verify, where upstream would fuse: no copies of the gates."""
+            if self.ascend_spec_replay is None:
+                super()._forward_core_decode_spec_fused_norm(**given)
+                return
+            metadata = given["attn_metadata"]
+            rows = slice(metadata.num_actual_tokens)
+            mixed_qkv, a, b = (given[name][rows] for name in ("mixed_qkv", "a", "b"))
+            out, gate = given["core_attn_out"][rows], given["output_gate"][rows]
+            verify(self, metadata, mixed_qkv, a, b, out)
+            self._rms_norm_gated_cuda(out, gate, out)
 
         def _forward_core(
             self, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor

@@ -67,6 +67,16 @@ REQUIRED: dict[str, tuple[UpstreamName, ...]] = {
             "QwenGatedDeltaNetAttention._forward_core",
             ("mixed_qkv", "b", "a", "core_attn_out"),
         ),
+        UpstreamName(
+            "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn:"
+            "QwenGatedDeltaNetAttention._forward_core_decode_spec_fused_norm",
+            ("mixed_qkv", "b", "a", "output_gate", "core_attn_out", "attn_metadata"),
+        ),
+        UpstreamName(
+            "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn:"
+            "QwenGatedDeltaNetAttention._rms_norm_gated_cuda",
+            ("x", "output_gate", "out"),
+        ),
         UpstreamName("vllm.model_executor.layers.mamba.abstract:MambaBase.bind_kv_cache"),
         UpstreamName(
             "vllm.model_executor.layers.mamba.ops.causal_conv1d:causal_conv1d_update",
