@@ -210,6 +210,36 @@ WARP_FN bool finish_streamed(const Arguments& x, Work& w, const Stream<kWide>& s
   return folds;
 }
 
+// What HeadInputs and HalfInputs will read, into L2: a trip there takes half as long. Eight lanes a kind
+// of row; of pending rows the first eight.
+template <bool kWide>
+WARP_FN void ask_inputs(const Arguments& x, const Work& w) {
+  const int row = warp::lane() & 7, kind = warp::lane() >> 3;
+  const auto line_pair = [](const void* at) {
+    warp::ask_l2(at);
+    warp::ask_l2(static_cast<const char*>(at) + 128);
+  };
+  if (row < w.num_rows) {
+    const int64_t at = w.begin + row;
+    if (kind == 0) line_pair(x.k + at * x.k_row + w.key_head * kDim);
+    if (kind == 1) line_pair(x.q + at * x.q_row + w.key_head * kDim);
+    if (kind == 2) line_pair(x.v + at * x.v_row + w.head * kDim);
+    if (kind == 3) {
+      warp::ask_l2(x.a + at * x.gate_row + w.head);
+      warp::ask_l2(x.b + at * x.gate_row + w.head);
+    }
+  }
+  if (row >= w.pending) return;
+  const int place = w.place(x, row);
+  if (kind == 0) line_pair(key_at(x, w, place));
+  if (kind == 1) {
+    line_pair(update_of<kWide>(x, w, place, 0));
+    if (kWide) line_pair(update_of<kWide>(x, w, place, kHalf));
+  }
+  if (kind == 2) warp::ask_l2(x.log_decay + w.slot * x.decay_slot + w.head * x.ring_rows + place);
+  if (kind == 3) warp::ask_l2(x.key_norm + w.slot * x.norm_slot + w.key_head * x.ring_rows + place);
+}
+
 // A head by one warp, its halves in turn, as `step_direct`, but with half a head asked for ahead: it
 // waits in shared memory, which is larger than the registers.
 template <bool kWide>
@@ -223,7 +253,8 @@ WARP_FN void step_streamed(const Arguments& x, char* buffer, int head) {
 
 // Heads by a warp that stays; the next one's first half is asked for behind the last half of this one.
 // Heads are numbered by tickets, an empty one takes one, too. warps: of all blocks; `first`: this one.
-template <bool kWide>
+// kAsks: the next head's inputs are brought into L2 meanwhile.
+template <bool kWide, bool kAsks = false>
 WARP_FN void run_streamed(const Arguments& x, char* buffer, int* counter, int first, int warps) {
   const int heads = x.requests * x.value_heads;
   TicketCounter tickets(counter);
@@ -243,6 +274,7 @@ WARP_FN void run_streamed(const Arguments& x, char* buffer, int* counter, int fi
       const auto settle = [&] {
         next.settle();
         settled = true;
+        if (kAsks && next.num_rows > 0) ask_inputs<kWide>(x, next_work());
       };
       if (w.num_rows > 0) {
         if (!asked) stream.begin();

@@ -43,12 +43,12 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
 constexpr int kCounters = 256;
 __device__ int counters[kCounters][2];
 
-template <bool kWide, int kWarps, int kBlocks>
+template <bool kWide, int kWarps, int kBlocks, bool kAsks>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks)
     staying_kernel(const __grid_constant__ gdn::Arguments x) {
   extern __shared__ __align__(128) char shared[];
   const int warp = threadIdx.x >> 5;
-  gdn::run_streamed<kWide>(x, shared + warp * gdn::Stream<kWide>::kBytes, counters[x.launch],
+  gdn::run_streamed<kWide, kAsks>(x, shared + warp * gdn::Stream<kWide>::kBytes, counters[x.launch],
                            blockIdx.x * kWarps + warp, gridDim.x * kWarps);
 }
 
@@ -88,9 +88,9 @@ constexpr Variant streamed(const char* name) {
           2};
 }
 
-template <bool kWide, int kWarps, int kBlocks>
+template <bool kWide, int kWarps, int kBlocks, bool kAsks = false>
 constexpr Variant staying(const char* name) {
-  return {name,   kWide,   staying_kernel<kWide, kWarps, kBlocks>,
+  return {name,   kWide,   staying_kernel<kWide, kWarps, kBlocks, kAsks>,
           kWarps, kBlocks, kWarps * gdn::Stream<kWide>::kBytes,
           0};
 }
@@ -140,7 +140,9 @@ const Variant kVariants[] = {
     streamed<true, 2, 3>("streamed w2 b3"),
     staying<false, 4, 3>("streamed and staying w4 b3"),
     staying<false, 4, 2>("streamed and staying w4 b2"),
-    staying<true, 2, 3>("streamed and staying w2 b3"),
+    staying<false, 4, 3, true>("streamed and staying w4 b3 asks"),
+    staying<false, 4, 2, true>("streamed and staying w4 b2 asks"),
+    staying<true, 2, 3, true>("streamed and staying w2 b3 asks"),
 };
 constexpr int kVariantCount = sizeof(kVariants) / sizeof(kVariants[0]);
 

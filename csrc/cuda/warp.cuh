@@ -186,6 +186,9 @@ WARP_FN uint32_t shared_address(const void* at) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
 
+// The line into L2: nobody waits for it.
+WARP_FN void ask_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
 // 16 bytes into shared memory, past the registers and L1, for this lane alone.
 WARP_FN void copy16(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(to)),

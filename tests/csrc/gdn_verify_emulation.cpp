@@ -41,7 +41,7 @@ void staying(const gdn::Arguments& x) {
   constexpr int kWarps = 3;
   std::vector<char> buffer(gdn::Stream<kWide>::kBytes, 0x55);
   for (int first = 0; first < kWarps; ++first)
-    warp::run([&] { gdn::run_streamed<kWide>(x, buffer.data(), counter, first, kWarps); });
+    warp::run([&] { gdn::run_streamed<kWide, true>(x, buffer.data(), counter, first, kWarps); });
   if (counter[0] != 0 || counter[1] != 0) std::abort();
 }
 
