@@ -186,8 +186,8 @@ def fastest(
     opened: cuda.Library, state: torch.dtype, compared: list[dict[str, Any]]
 ) -> tuple[str, Kernel]:
     """What the library would pick if this run's best cuts were its defaults: for many heads by the
-    product of the times at 8 rows and at 1, for as many as one wave of the direct cut has by the
-    time of one row of 32 requests."""
+    product of the times at 8 rows, with flushes and without, and at 1; for as many as one wave of
+    the direct cut has by the time of one row of 32 requests."""
     us = {e["case"]: e["value"] for e in compared}
     ours = [v for v in opened.variants if v.state_dtype == state]
 
@@ -197,7 +197,11 @@ def fastest(
             key=lambda v: math.prod(us.get(f"{x.name} CUDA {v.name}", math.inf) for x in shapes),
         )
 
-    many = best(Shape(state, 256, MAX_ROWS), Shape(state, 256, 1, 0))
+    many = best(
+        Shape(state, 256, MAX_ROWS),
+        Shape(state, 256, MAX_ROWS, flush=True),
+        Shape(state, 256, 1, 0),
+    )
     few = best(Shape(state, 32, 1, 0))
     most = 8 * device_cores(torch.device("cuda"))
 
@@ -232,7 +236,8 @@ def main() -> None:
         f"HV {_gdn.HV}, HK {_gdn.HK}, d {DIM}, ring {_gdn.RING}. Captured graph of calls over "
         "input sets larger than L2, time a call. Read roof: the states of the batch, read and "
         "added up, in the same run. Figures with a bar are of the best cut by the product of its "
-        "times at B256 T8 P4 and T1 P0, up to 8 heads a multiprocessor of the best at B32 T1 P0. "
+        "times at B256 T8 P4, with flushes too, and T1 P0, up to 8 heads a multiprocessor of the "
+        "best at B32 T1 P0. "
         f"vLLM: {'fused_sigmoid_gating_delta_rule_update' if _gdn.HAS_VLLM else 'not installed'}."
     )
     rows = all_rows(states, options.repeats)
