@@ -60,6 +60,9 @@ OPERATORS: dict[str, dict[str, str]] = {
         "gdn_verify", "replay_verify", "cuda", naive="replay_naive", triton="replay"
     ),
     "replay_flush": _modules("gdn_verify", "replay_flush", naive="replay_naive", triton="replay"),
+    "gated_norm": _modules(
+        "gdn_verify", "gated_norm", naive="gated_norm_naive", triton="gated_norm"
+    ),
     **{
         name: _modules("gdn_verify", name, naive="pages_naive", triton="pages")
         for name in ("plan_moves", "plan_settles", "fold_pages")
@@ -215,6 +218,11 @@ def replay_verify(q: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
 def replay_flush(slots: torch.Tensor, *args: Any, **options: Any) -> None:
     """Fold pending rows into the states; see `kernels.gdn_verify.replay`."""
     resolve("replay_flush", slots.device.type)(slots, *args, **options)
+
+
+def gated_norm(x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    """The norm after the recurrence, with its gate; see `kernels.gdn_verify.gated_norm`."""
+    return resolve("gated_norm", x.device.type)(x, *args, **options)
 
 
 def plan_moves(cursor: Cursor, *args: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm_ascend_spec.kernels.gdn_verify.gated_norm_naive import gated_norm
 
 from vllm_ascend_spec.engine import replay
 
@@ -19,6 +20,10 @@ class Upstream:
     def __init__(self) -> None:
         self.fused: dict[str, Any] | None = None
         self.normed: tuple[torch.Tensor, ...] = ()
+        self.norm = SimpleNamespace(
+            weight=torch.linspace(0.5, 1.5, DIM), bias=None, eps=1e-6, group_size=None,
+            norm_before_gate=True, activation="silu",
+        )  # fmt: skip
 
     def _can_use_fused_gdn_mtp_decode(self, attn_metadata: Any) -> bool:
         return True
@@ -52,17 +57,33 @@ def step() -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("norm_before_gate", [True, False])
 def test_a_step_that_verifies_reads_the_projections_where_they_lie(
-    monkeypatch: pytest.MonkeyPatch,
+    norm_before_gate: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(replay, "verify", lambda *given: seen.append(given))
+
+    def verify(*given: Any) -> None:
+        seen.append(given)
+        given[-1].copy_(torch.arange(given[-1].numel()).view_as(given[-1]))
+
+    monkeypatch.setattr(replay, "verify", verify)
     found, given = layer(object()), step()
+    found.norm.norm_before_gate = norm_before_gate
     found._forward_core_decode_spec_fused_norm(**given)
-    (_, _, mixed_qkv, a, b, out), (x, gate, normed) = seen[0], found.normed
+    _, _, mixed_qkv, a, b, out = seen[0]
     for name, view in (("mixed_qkv", mixed_qkv), ("a", a), ("b", b), ("core_attn_out", out)):
         assert view.data_ptr() == given[name].data_ptr() and view.shape[0] == ROWS, name
-    assert x is out and normed is out and gate.data_ptr() == given["output_gate"].data_ptr()
+    if norm_before_gate:
+        raw = torch.arange(out.numel(), dtype=torch.float32).view_as(out)
+        wanted = gated_norm(raw, given["output_gate"][:ROWS], found.norm.weight, 1e-6)
+        torch.testing.assert_close(out, wanted)
+        assert not found.normed
+    else:  # another norm than ours knows: the layer's own
+        x, gate, normed = found.normed
+        assert x is out and normed is out
+        assert gate.data_ptr() == given["output_gate"].data_ptr()
+    assert not given["core_attn_out"][ROWS:].any()  # rows of padding
 
 
 def test_steps_without_rows_to_verify_are_upstreams() -> None:

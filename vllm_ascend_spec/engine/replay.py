@@ -262,7 +262,7 @@ def layer_class(upstream: type) -> type:
             mixed_qkv, a, b = (given[name][rows] for name in ("mixed_qkv", "a", "b"))
             out, gate = given["core_attn_out"][rows], given["output_gate"][rows]
             verify(self, metadata, mixed_qkv, a, b, out)
-            self._rms_norm_gated_cuda(out, gate, out)
+            _norm(self, out, gate)
 
         def _forward_core(
             self, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor
@@ -344,6 +344,17 @@ def verify(layer: Any, metadata: Any, mixed_qkv: Tensor, a: Tensor, b: Tensor, o
         *split_heads(layer, convolved), a, b, layer.A_log, layer.dt_bias, boundaries, slots,
         metadata.verify_step.narrow(requests), cache_of(layer), out, max_rows=longest,
     )  # fmt: skip
+
+
+def _norm(layer: Any, out: Tensor, gate: Tensor) -> None:
+    """The layer's norm, in place. Shapes: [rows, HV, dv]; gate is a view of the projection."""
+    from vllm_ascend_spec.kernels import ops
+
+    norm = layer.norm
+    if norm.bias is None and norm.group_size is None and norm.norm_before_gate:
+        ops.gated_norm(out, gate, norm.weight, norm.eps, norm.activation)
+    else:
+        layer._rms_norm_gated_cuda(out, gate, out)
 
 
 def split_heads(layer: Any, mixed_qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
