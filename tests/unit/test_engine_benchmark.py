@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from benchmarks.engine import acceptance, adaptive, driver, exact, shapes
-from benchmarks.results import Row
+from benchmarks.engine import acceptance, adaptive, driver, exact, plot, shapes
+from benchmarks.results import Result, Row
 
 
 def test_conditional_chances_multiply_to_the_unconditional_ones():
@@ -89,3 +89,28 @@ def test_shapes_keep_three_gdn_layers_to_one_of_attention():
 def test_spread_and_median_of_three_repeats():
     assert driver.median([3.0, 1.0, 2.0]) == 2.0
     assert driver.spread([9.0, 10.0, 11.0]) == pytest.approx(0.1)
+
+
+def test_the_plot_compares_arms_of_one_group_alone(tmp_path):
+    def rows(group: int, **speeds: float) -> list[Row]:
+        return [
+            Row(
+                case=f"group {group}, 64 requests, 1024 tokens, {arm.replace('_', ' ')}",
+                metric="throughput",
+                value=speed,
+                unit="tok/s",
+                spread=0.02,
+            )
+            for arm, speed in speeds.items()
+        ]
+
+    file = tmp_path / "result.json"
+    Result(
+        name="engine/adaptive",
+        device="none",
+        repeats=3,
+        versions={},
+        rows=rows(1, K_1=50, adaptive=100) + rows(2, K_1=60, adaptive=80) + rows(3, K_7=10),
+    ).write(file)
+    found = plot.over_adaptive(plot.points([file]))
+    assert found == {"K 1": {64: [(0.5, 0.04), (0.75, 0.04)]}}

@@ -1,0 +1,87 @@
+"""Throughput of every arm over the best fixed one, by load, from results of the speed benchmark.
+
+    python -m benchmarks.engine.plot OUT.svg RESULT.json ...
+
+Arms of one load are compared within their group alone, which ran side by side; whiskers are the
+spread of the repeats. Needs the extra `bench`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.results import Result
+
+ADAPTIVE = "adaptive"
+# group, load, context, arm
+_CASE = re.compile(r"group (\d+), (\d+) requests, (\d+) tokens, (.+)")
+
+Point = tuple[float, float]  # throughput in tok/s, relative spread
+
+
+def points(files: list[Path]) -> dict[tuple[str, int, int], dict[str, Point]]:
+    """(file and group, load, context) -> arm -> its throughput."""
+    found: dict[tuple[str, int, int], dict[str, Point]] = defaultdict(dict)
+    for file in files:
+        for row in Result.model_validate_json(file.read_text("utf-8")).rows:
+            case = _CASE.fullmatch(row.case)
+            if case is not None and row.metric == "throughput":
+                group, load, context, arm = case.groups()
+                key = (f"{file.stem} {group}", int(load), int(context))
+                found[key][arm] = (row.value, row.spread or 0.0)
+    return dict(found)
+
+
+def over_adaptive(
+    found: dict[tuple[str, int, int], dict[str, Point]],
+) -> dict[str, dict[int, list[Point]]]:
+    """arm -> load -> (its throughput over the adaptive arm's beside it, spread of both)."""
+    ratios: dict[str, dict[int, list[Point]]] = defaultdict(lambda: defaultdict(list))
+    for (_, load, _), arms in found.items():
+        if ADAPTIVE not in arms:
+            continue
+        own, own_spread = arms[ADAPTIVE]
+        for arm, (speed, spread) in arms.items():
+            if arm != ADAPTIVE:
+                ratios[arm][load].append((speed / own, spread + own_spread))
+    return {arm: dict(by_load) for arm, by_load in ratios.items()}
+
+
+def main(
+    out: Annotated[Path, typer.Argument(help="Image to write; its suffix says which kind.")],
+    files: Annotated[list[Path], typer.Argument(help="Results of benchmarks.engine.adaptive.")],
+) -> None:
+    """Draw the fixed arms against the adaptive one, which is 1."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "adaptive"  # the same file from the same results
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    ratios = over_adaptive(points(files))
+    for arm, by_load in sorted(ratios.items()):
+        loads = sorted(by_load)
+        best = [max(by_load[load]) for load in loads]
+        values = [value for value, _ in best]
+        whiskers = [value * spread for value, spread in best]
+        axes.errorbar(loads, values, yerr=whiskers, marker="o", capsize=3, label=arm)
+    axes.axhline(1.0, color="black", linewidth=1.5, label=ADAPTIVE)
+    axes.set_xscale("log", base=2)
+    ticks = sorted({load for by_load in ratios.values() for load in by_load})
+    axes.set_xticks(ticks, [str(load) for load in ticks])
+    axes.set_xlabel("requests at once")
+    axes.set_ylabel("throughput, adaptive = 1")
+    axes.set_title(Result.model_validate_json(files[0].read_text("utf-8")).device)
+    axes.legend()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
+
+
+if __name__ == "__main__":
+    typer.run(main)
