@@ -1,20 +1,47 @@
-"""What a checkpoint says of itself: `config.json` and the headers of its weight files.
+"""What a checkpoint says of itself: `config.json`, the headers of its weight files, its norms.
 
-Nothing here loads a weight or imports torch or vLLM.
+No weights but those of norms are read, some KiB a layer, and neither torch nor vLLM is imported.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
 import struct
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vllm_ascend_spec.errors import UserError
 
 _MAX_HEADER_BYTES = 100 << 20  # the limit of the safetensors format
+_NORM = re.compile(r"(^|\.)\w*norm\w*(\.\d+)?\.weight$")
+_OTHER_TOWERS = ("visual", "vision", "audio")  # LayerNorm, with conventions of their own
+# How each dtype of a header is read; bfloat16 is the upper half of a float32.
+_DTYPES = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Where a weight lies. dtype: as safetensors names it; offset: bytes from the file's start."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+
+    def values(self) -> NDArray[np.float32]:
+        """float32 of the weight's shape; KeyError where its dtype is none of BF16, F16, F32."""
+        count = math.prod(self.shape)
+        stored = np.fromfile(self.path, _DTYPES[self.dtype], count, offset=self.offset)
+        if self.dtype == "BF16":
+            stored = (stored.astype("<u4") << 16).view("<f4")
+        return stored.astype(np.float32).reshape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -67,9 +94,14 @@ class Checkpoint:
     def architecture(self) -> str:
         return str((self.config.get("architectures") or ["(none)"])[0])
 
-    @cached_property
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every weight by name; empty where the weights are not safetensors.
+        """Shape of every weight by name; empty where the weights are not safetensors."""
+        return {name: weight.shape for name, weight in self.weights.items()}
+
+    @cached_property
+    def weights(self) -> dict[str, Weight]:
+        """Every weight by name; empty where the weights are not safetensors.
 
         Raises:
             UserError: there are no weights, or a file is cut short.
@@ -79,14 +111,26 @@ class Checkpoint:
             raise UserError(
                 f"{self.option}: {self.directory} holds no weights (*.safetensors). Copy them too."
             )
-        return {name: shape for path in files for name, shape in _header(path).items()}
+        return {name: weight for path in files for name, weight in _header(path).items()}
+
+    @cached_property
+    def norms(self) -> dict[str, NDArray[np.float32]]:
+        """Weights of the language model's norms by name; those in other dtypes are left out."""
+        return {
+            name: weight.values()
+            for name, weight in self.weights.items()
+            if _NORM.search(name)
+            and len(weight.shape) == 1
+            and weight.dtype in _DTYPES
+            and not any(tower in name for tower in _OTHER_TOWERS)
+        }
 
     def has_weight(self, part: str) -> bool | None:
         """Whether a weight's name contains `part`; None when the names cannot be read."""
-        return any(part in name for name in self.shapes) if self.shapes else None
+        return any(part in name for name in self.weights) if self.weights else None
 
 
-def _header(path: Path) -> dict[str, tuple[int, ...]]:
+def _header(path: Path) -> dict[str, Weight]:
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
@@ -101,4 +145,9 @@ def _header(path: Path) -> dict[str, tuple[int, ...]]:
         raise UserError(
             f"{path} is not a whole safetensors file ({error}). Copy it anew."
         ) from None
-    return {name: tuple(entry["shape"]) for name, entry in weights.items()}
+    return {
+        name: Weight(
+            path, tuple(entry["shape"]), str(entry["dtype"]), 8 + length + entry["data_offsets"][0]
+        )
+        for name, entry in weights.items()
+    }

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from vllm_ascend_spec.drafters.support import Host
 from vllm_ascend_spec.engine import choice
 from vllm_ascend_spec.engine.checkpoint import Checkpoint
@@ -27,6 +29,11 @@ _DRAFTER = "--speculative-config model"
 _FAMILY = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
 _WITHOUT_CONFIDENCE = ("suffix",)
 _NGRAM = ("ngram", "ngram_gpu")
+# Norms of the target, by the start of its architecture's name: x * (1 + w), and x * w. The gated
+# norm of a GDN layer and every norm of a drafter are plain. Others are not judged.
+_ZERO_CENTRED = ("Qwen3_5", "Qwen3Next")
+_PLAIN = ("LlamaFor", "MistralFor", "Qwen2For", "Qwen3For", "Qwen3MoeFor")
+_GATED = "linear_attn"
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,8 @@ def check(plan: Plan) -> None:
     _check_options(plan)
     target = Checkpoint.find(plan.model, _TARGET)
     if target is not None:
-        _ = target.shapes
+        _ = target.weights
+        _check_target_norms(target)
     if plan.speculative is None or target is None:
         return
     if plan.method == "mtp":
@@ -70,6 +78,7 @@ def check(plan: Plan) -> None:
     if drafter is None:
         return
     _check_family(plan, drafter, family)
+    _check_norms(drafter, drafter.norms, zero_centred=False)
     _check_sizes(target, drafter)
     _check_layers(target, drafter)
     _check_block(plan, drafter)
@@ -262,6 +271,48 @@ def _check_block(plan: Plan, drafter: Checkpoint) -> None:
             "tokens after the %dth are guesses. Set it to %d or less",
             *(wanted, drafter.config_path, block, most, most),
         )
+
+
+def _check_target_norms(target: Checkpoint) -> None:
+    zero_centred = target.architecture.startswith(_ZERO_CENTRED)
+    if not zero_centred and not target.architecture.startswith(_PLAIN):
+        return
+    gated = {name: weight for name, weight in target.norms.items() if _GATED in name}
+    others = {name: weight for name, weight in target.norms.items() if name not in gated}
+    _check_norms(target, gated, zero_centred=False)
+    _check_norms(target, others, zero_centred)
+
+
+def _check_norms(found: Checkpoint, norms: dict[str, Any], zero_centred: bool) -> None:
+    """Warn of norms that are stored for the other of two conventions (speculators#1098).
+
+    Trained norms wander, so no mean of one tensor decides: in the zoo those of right checkpoints
+    lie between 0.10 and 1.58 where the scale is w, between -0.76 and 0.67 where it is 1 + w. Signs
+    of all norms together do: a plain scale starts at 1 and keeps its sign (none of the zoo's is
+    0 or less; 7 to 64 % are once 1 is subtracted), a zero-centred one has both (57 %; none once
+    1 is added). A warning and not an error, for this is evidence and no proof.
+    """
+    if not norms:
+        return
+    every = np.concatenate(list(norms.values()))
+    mean, not_positive = float(every.mean()), float((every <= 0).mean())
+    if zero_centred:
+        wrong, expected, stored = not_positive < 0.001 and mean > 0.5, "1 + w", "w"
+    else:
+        wrong, expected, stored = not_positive > 0.05 and mean < 0.5, "w", "1 + w"
+    if not wrong:
+        return
+    means = {name: float(weight.mean()) for name, weight in norms.items()}
+    usual = 1.0 if zero_centred else 0.0
+    name = min(means, key=lambda n: abs(means[n] - usual))
+    logger.warning(
+        "%s holds norm weights that look made for a scale of %s (mean %.2f over %d norms, %.0f %% "
+        "not positive; %s: mean %.2f), and %s scales by %s: its outputs or drafts will be poor. %s "
+        "1 when the checkpoint is exported, or correct architectures in %s",
+        *(found.weights[name].path, stored, mean, len(norms), 100 * not_positive, name),
+        *(means[name], found.architecture, expected, "Subtract" if zero_centred else "Add"),
+        found.config_path,
+    )
 
 
 def _check_confidence_head(plan: Plan, drafter: Checkpoint) -> None:
