@@ -98,6 +98,17 @@ CASES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             ),
         },
     ),
+    "C27": (
+        "vllm#41657: groups with blocks of different sizes share one pool",
+        {
+            "engine/test_shared_pages.py": (
+                "test_pages_of_distinct_blocks_share_no_byte",
+                "test_a_slot_lies_in_its_own_block",
+                "test_requests_write_to_blocks_of_their_own_alone",
+                "test_padding_that_points_at_the_null_block_is_noticed",
+            )
+        },
+    ),
     "C29": (
         "vllm#42971: no blocks for the first drafts' look-ahead",
         {
@@ -115,6 +126,17 @@ CASES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
     "C34": (
         "vllm#54498: the drafter's slot from an M-RoPE coordinate",
         {INPUTS: ("test_slots_follow_the_index_and_rotary_positions_the_target",)},
+    ),
+    "C37": (
+        "speculators#1098: norm weights that mean w, and norm weights that mean 1 + w",
+        {
+            "engine/test_norm_scales.py": ("test_norms_scale_as_their_checkpoint_means_it",),
+            "unit/test_norm_weights.py": (
+                "test_drafters_made_of_zero_centred_norms",
+                "test_targets_of_the_other_convention",
+                "test_trained_models_are_right_and_converted_ones_are_not",
+            ),
+        },
     ),
     "C38": (
         "vllm-ascend#11374: a reduced draft vocabulary without its table",
@@ -138,11 +160,6 @@ CASES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
         },
     ),
 }
-# Must be tests too, and are not: vLLM decides them before the plugin has a say.
-OPEN = {
-    "C27": "cache groups of different block sizes in one pool: vLLM's own grouping is used",
-    "C37": "plain or zero-centred norm weights: vLLM's model classes load them",
-}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -153,7 +170,7 @@ def test_every_case_has_its_tests(case: str):
 
 
 def test_no_case_is_forgotten():
-    assert len(CASES.keys() | OPEN.keys()) == 18 and not CASES.keys() & OPEN.keys()
+    assert len(CASES) == 18
 
 
 @pytest.mark.thorough
