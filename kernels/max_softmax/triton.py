@@ -35,23 +35,20 @@ def _scale(temperature):
 
 
 @triton.jit
-def _four(base, column, end, BLOCK: tl.constexpr, MASKED: tl.constexpr):
-    """Four tiles as they lie, BLOCK columns apart; -inf past `end` if MASKED.
+def _four(at, BLOCK: tl.constexpr):
+    """Four tiles as they lie, BLOCK columns apart."""
+    z0, z1 = tl.load(at), tl.load(at + BLOCK)
+    return z0, z1, tl.load(at + 2 * BLOCK), tl.load(at + 3 * BLOCK)
 
-    Otherwise all of them are read if `end` is positive, and none if it is not.
-    """
-    if MASKED:
-        low = float("-inf")
-        z0 = tl.load(base + column, mask=column < end, other=low)
-        z1 = tl.load(base + column + BLOCK, mask=column + BLOCK < end, other=low)
-        z2 = tl.load(base + column + 2 * BLOCK, mask=column + 2 * BLOCK < end, other=low)
-        z3 = tl.load(base + column + 3 * BLOCK, mask=column + 3 * BLOCK < end, other=low)
-    else:
-        all_or_none = tl.zeros([BLOCK], tl.int32) < end
-        z0 = tl.load(base + column, mask=all_or_none)
-        z1 = tl.load(base + column + BLOCK, mask=all_or_none)
-        z2 = tl.load(base + column + 2 * BLOCK, mask=all_or_none)
-        z3 = tl.load(base + column + 3 * BLOCK, mask=all_or_none)
+
+@triton.jit
+def _four_before(base, column, end, BLOCK: tl.constexpr):
+    """The same, -inf from column `end` on."""
+    low = float("-inf")
+    z0 = tl.load(base + column, mask=column < end, other=low)
+    z1 = tl.load(base + column + BLOCK, mask=column + BLOCK < end, other=low)
+    z2 = tl.load(base + column + 2 * BLOCK, mask=column + 2 * BLOCK < end, other=low)
+    z3 = tl.load(base + column + 3 * BLOCK, mask=column + 3 * BLOCK < end, other=low)
     return z0, z1, z2, z3
 
 
@@ -104,7 +101,7 @@ def _first_column(base, start, end, top, best, found, BLOCK: tl.constexpr):
 @triton.jit
 def _partials(
     logits, row_stride, vocabulary, temperature, first_id, out, rows, segment, segments,
-    BLOCK: tl.constexpr, AHEAD: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """out: fp32 [segments, 3, rows]."""
     lane = tl.arange(0, BLOCK)
@@ -123,31 +120,14 @@ def _partials(
         total = tl.zeros([BLOCK], tl.float32)
         found = tl.zeros([BLOCK], tl.int32)
         steps = (end - start) // (_GROUP * BLOCK)
-        if STAGES:  # from shared memory, where copies run up to STAGES - 1 steps ahead
-            for step in tl.range(0, steps, num_stages=STAGES):
-                at = base + start + step * (_GROUP * BLOCK) + lane
-                z0, z1 = tl.load(at), tl.load(at + BLOCK)
-                z2, z3 = tl.load(at + 2 * BLOCK), tl.load(at + 3 * BLOCK)
-                best, shift, total, found = _absorb(
-                    z0, z1, z2, z3, step, best, shift, total, found, scale
-                )
-        else:
-            if AHEAD:
-                n0, n1, n2, n3 = _four(base, start + lane, steps, BLOCK, False)
-            for step in range(steps):
-                column = start + step * (_GROUP * BLOCK) + lane
-                if AHEAD:
-                    z0, z1, z2, z3 = n0, n1, n2, n3
-                    following = column + _GROUP * BLOCK
-                    n0, n1, n2, n3 = _four(base, following, steps - 1 - step, BLOCK, False)
-                else:
-                    z0, z1, z2, z3 = _four(base, column, 1, BLOCK, False)
-                best, shift, total, found = _absorb(
-                    z0, z1, z2, z3, step, best, shift, total, found, scale
-                )
+        for step in tl.range(0, steps, num_stages=STAGES):
+            z0, z1, z2, z3 = _four(base + start + step * (_GROUP * BLOCK) + lane, BLOCK)
+            best, shift, total, found = _absorb(
+                z0, z1, z2, z3, step, best, shift, total, found, scale
+            )
         if start + steps * (_GROUP * BLOCK) < end:
             column = start + steps * (_GROUP * BLOCK) + lane
-            z0, z1, z2, z3 = _four(base, column, end, BLOCK, True)
+            z0, z1, z2, z3 = _four_before(base, column, end, BLOCK)
             best, shift, total, found = _absorb(
                 z0, z1, z2, z3, steps, best, shift, total, found, scale
             )
@@ -201,19 +181,18 @@ def _combine(
 
 @dataclass(frozen=True)
 class Tiling:
-    """How `max_softmax` walks a row; the defaults are for fp32 on an H200, and for Ascend.
+    """How `max_softmax` walks a row; the defaults are for wide fp32 rows on an H200, and Ascend.
 
     lane_bytes: bytes of one load of one tile. programs_per_core: programs that the work is cut
-    into, at least, for each core, as far as rows are long enough. ahead: load the tiles of the next
-    step before this step's arithmetic, for types whose arithmetic takes as long as their loads.
-    stages: steps whose tiles are held in shared memory, on CUDA; 0: tiles go to registers alone.
+    into, at least, for each core, as far as rows are long enough. stages: steps whose tiles are in
+    flight on CUDA, copied into shared memory ahead of the arithmetic; 1: none are ahead, and tiles
+    go to registers.
     """
 
     lane_bytes: int = 4096
     num_warps: int = 8
     programs_per_core: int = 32
-    ahead: bool = False
-    stages: int = 0
+    stages: int = 1
 
     def segments(self, rows: int, vocabulary: int, group: int, cores: int) -> tuple[int, int]:
         """(columns of a segment, segments of a row); a segment is a multiple of `group`."""
@@ -223,16 +202,21 @@ class Tiling:
         return segment, triton.cdiv(vocabulary, segment)
 
 
-# On an H200 with 2048 x 151936 in bf16: 84.8 % of the read roof against 59.4 % with the defaults,
-# both before a term cost one instruction less. Other cuts of the rows differed by less than two
-# runs of one cut (docs/benchmarks.md). For fewer rows and for fp16 that is reasoned from their
-# arithmetic, which is the same.
-HALF_ON_CUDA = Tiling(lane_bytes=2048, num_warps=4, ahead=True)
+# The best of what was timed on an H200 (benchmarks/results/kernels/max_softmax.json): bf16 with
+# 2048 rows, bf16 with 256 and with 32, fp32 with 32000 tokens, where 131072 keep Tiling(). fp16
+# was not timed: its arithmetic is that of bf16.
+HALF = Tiling(lane_bytes=1024, num_warps=4, programs_per_core=30, stages=4)
+HALF_FEW_ROWS = Tiling(lane_bytes=1024, num_warps=4, programs_per_core=40, stages=3)
+NARROW = Tiling(lane_bytes=2048, num_warps=4, stages=3)
 
 
-def default_tiling(dtype: torch.dtype, device: torch.device) -> Tiling:
-    """16-bit logits need twice the arithmetic a byte, so on CUDA loads run ahead of it."""
-    return HALF_ON_CUDA if device.type == "cuda" and dtype.itemsize == 2 else Tiling()
+def default_tiling(dtype: torch.dtype, device: torch.device, rows: int, vocabulary: int) -> Tiling:
+    """On CUDA by what was timed, which left out 256 to 2048 rows and 32000 to 131072 tokens."""
+    if device.type != "cuda":
+        return Tiling()
+    if dtype.itemsize == 2:
+        return HALF if rows > 256 else HALF_FEW_ROWS
+    return NARROW if vocabulary <= 65536 else Tiling()
 
 
 def _segment_partials(
@@ -242,7 +226,7 @@ def _segment_partials(
     rows, vocabulary = check_logits(logits, temperature)
     if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"logits must be float32, bfloat16 or float16, got {logits.dtype}")
-    tiling = tiling or default_tiling(logits.dtype, logits.device)
+    tiling = tiling or default_tiling(logits.dtype, logits.device, rows, vocabulary)
     block = tiling.lane_bytes // logits.element_size()
     cores = device_cores(logits.device)
     segment, segments = tiling.segments(rows, vocabulary, GROUP * block, cores)
@@ -250,8 +234,7 @@ def _segment_partials(
     if rows:
         _partials[grid(rows * segments, logits.device)](
             logits, logits.stride(0), vocabulary, temperature, first_id, out, rows, segment,
-            segments, BLOCK=block, AHEAD=tiling.ahead, STAGES=tiling.stages,
-            num_warps=tiling.num_warps,
+            segments, BLOCK=block, STAGES=tiling.stages, num_warps=tiling.num_warps,
         )  # fmt: skip
     return out
 

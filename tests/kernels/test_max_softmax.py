@@ -15,11 +15,7 @@ from vllm_ascend_spec.kernels.max_softmax import triton as kernel
 
 # small tiles, so that short rows have many steps, segments and a partial last tile
 TILES = kernel.Tiling(lane_bytes=64, programs_per_core=8)
-WALKS = (
-    TILES,
-    dataclasses.replace(TILES, ahead=True),
-    dataclasses.replace(TILES, stages=3),
-)
+WALKS = (TILES, dataclasses.replace(TILES, stages=3))
 RTOL = 4e-6
 INF = math.inf
 
@@ -227,14 +223,24 @@ def test_a_call_that_does_not_fit_is_refused_by_name(
             implementation.max_softmax(logits, temperature=temperature)
 
 
-def test_loads_run_ahead_for_16_bit_logits_on_cuda_only() -> None:
-    cuda = torch.device("cuda")
-    assert kernel.default_tiling(torch.bfloat16, cuda) == kernel.HALF_ON_CUDA
-    assert kernel.default_tiling(torch.float16, cuda) == kernel.HALF_ON_CUDA
-    assert kernel.default_tiling(torch.float32, cuda) == kernel.Tiling()
-    assert kernel.default_tiling(torch.bfloat16, torch.device("cpu")) == kernel.Tiling()
+@pytest.mark.parametrize(
+    ("dtype", "rows", "vocabulary", "expected"),
+    [
+        (torch.bfloat16, 2048, 151936, kernel.HALF),
+        (torch.bfloat16, 256, 151936, kernel.HALF_FEW_ROWS),
+        (torch.float16, 32, 151936, kernel.HALF_FEW_ROWS),
+        (torch.float32, 1024, 131072, kernel.Tiling()),
+        (torch.float32, 1024, 32000, kernel.NARROW),
+    ],
+)
+def test_tilings_on_cuda_are_those_that_were_timed(
+    dtype: torch.dtype, rows: int, vocabulary: int, expected: kernel.Tiling
+) -> None:
+    assert kernel.default_tiling(dtype, torch.device("cuda"), rows, vocabulary) == expected
+    assert kernel.default_tiling(dtype, torch.device("cpu"), rows, vocabulary) == kernel.Tiling()
 
 
-def test_tiling_of_16_bit_logits_on_cuda(device: torch.device) -> None:
-    logits = torch.randn(3, 9001, generator=torch.Generator().manual_seed(1)).bfloat16()
-    both(logits, device, tiling=kernel.HALF_ON_CUDA)
+@pytest.mark.parametrize("tiling", [kernel.HALF, kernel.HALF_FEW_ROWS, kernel.NARROW])
+def test_tilings_on_cuda(tiling: kernel.Tiling, device: torch.device) -> None:
+    logits = torch.randn(3, 9001, generator=torch.Generator().manual_seed(1))
+    both(logits if tiling == kernel.NARROW else logits.bfloat16(), device, tiling=tiling)
