@@ -1,13 +1,14 @@
 """The benchmark's acceptance model: requests differ, and confidences know it, with noise.
 
 vLLM's synthetic acceptance has one rate for all requests, and confidences of dummy weights mean
-nothing. Here a request slot is easy or hard by its parity. Draft tokens that the model rejects
-reach rejection sampling as the placeholder -1, which it refuses; all others are accepted by vLLM's
-own synthetic mode at rate 1. A confidence is the request's true chance with normal noise on its
-logit. Switched on by the benchmark alone; no arm runs without it but the one without speculation.
+nothing. Here every other request is easy, in the order of their coming. Draft tokens that the model
+rejects reach rejection sampling as the placeholder -1, which it refuses; all others are accepted by
+vLLM's own synthetic mode at rate 1. A confidence is the request's true chance with normal noise on
+its logit. Switched on by the benchmark alone; no arm runs without it but the one without
+speculation.
 
-Whether a draft token is accepted is drawn by request slot and place in the sequence: arms see the
-same luck, and those that draft alike emit the same tokens.
+Whether a draft token is accepted is drawn by request and place in the sequence: arms see the same
+luck, and those that draft alike emit the same tokens.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ EASY = (0.90, 0.80, 0.72, 0.65, 0.59, 0.54, 0.49)
 HARD = (0.55, 0.30, 0.17, 0.09, 0.05, 0.03, 0.02)
 NOISE = 0.5  # standard deviation of a confidence's logit around the true one
 
+SLOTS = 1024
+
 _TARGET = "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler._verify"
 
 
@@ -41,9 +44,27 @@ def chances(device: torch.device | str) -> torch.Tensor:
 
 @dataclass
 class Draws:
-    """seed: other draws for every turn, the same ones in all arms."""
+    """seed: other draws for every turn, the same ones in all arms.
+
+    numbers: int32 [SLOTS] on the device, the number of the request in each slot; which slot a
+    request gets depends on what the engine served before.
+    """
 
     seed: int = 0
+    numbers: torch.Tensor | None = None
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """The numbers; until there are requests to speak of, those of the slots."""
+        if self.numbers is None:
+            self.numbers = torch.arange(SLOTS, dtype=torch.int32, device=device)
+        return self.numbers
+
+    def follow(self, slots: dict[int, int]) -> None:
+        """slots: the number of the request in each slot that has one."""
+        if self.numbers is not None:  # else nothing is drawn in this arm
+            host = torch.arange(SLOTS, dtype=torch.int32)
+            host[list(slots)] = torch.tensor(list(slots.values()), dtype=torch.int32)
+            self.numbers = host.to(self.numbers.device)
 
 
 draws = Draws()
@@ -80,7 +101,7 @@ def noisy_confidences(manager: Any) -> None:
     def record_noisy(confidence: torch.Tensor, input_batch: Any) -> None:
         drafted = confidence[: input_batch.num_reqs]
         noisy = acceptance_kernels.noisy(
-            drafted, input_batch.idx_mapping, table, NOISE, next(rounds)
+            drafted, input_batch.idx_mapping, draws.on(drafted.device), table, NOISE, next(rounds)
         )
         record(noisy, input_batch)
 
@@ -102,6 +123,7 @@ def _with_coins(original: Any) -> Any:
             values["expanded_local_pos"],
             values["pos"],
             values["expanded_idx_mapping"],
+            draws.on(drafts.device),
             tables[drafts.device],
             draws.seed,
         )

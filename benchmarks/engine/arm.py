@@ -80,6 +80,7 @@ class Engine:
         engine = self.llm.llm_engine
         acceptance.draws.seed = seed
         names = self._prefilled(max(loads), prompt_tokens, seed)
+        acceptance.draws.follow(self._numbers(names))
         found = []
         for load in sorted(loads, reverse=True):
             engine.abort_request(names[load:])
@@ -139,6 +140,11 @@ class Engine:
         while len(self._emitted()) < requests or min(self._emitted()) == 0:
             self.llm.llm_engine.step()
         return names
+
+    def _numbers(self, names: list[str]) -> dict[int, int]:
+        """Place of each request in `names` by its slot; the runner's names end in a suffix."""
+        found = self.runner.req_states.req_id_to_index.items()
+        return {slot: names.index(name.rpartition("-")[0]) for name, slot in found}
 
     def _emitted(self) -> list[int]:
         """Tokens of each unfinished request, as the scheduler knows them."""

@@ -5,11 +5,22 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from benchmarks.engine import acceptance
 
 REQUESTS, K = 64, 7
+
+
+@pytest.fixture(autouse=True)
+def draws(monkeypatch: pytest.MonkeyPatch) -> acceptance.Draws:
+    """Draws of the test's own, on its device."""
+    fresh = acceptance.Draws(seed=1)
+    monkeypatch.setattr(acceptance, "draws", fresh)
+    return fresh
+
+
 SLOTS = torch.arange(REQUESTS, dtype=torch.int32)
 
 
@@ -47,6 +58,24 @@ def test_luck_depends_on_request_and_place_alone(device: torch.device) -> None:
         )
     assert torch.equal(seen[0][12:40], seen[1])
     assert 0 < int((seen[0] == -1).sum()) < 64
+
+
+def test_luck_follows_the_request_into_another_slot(
+    device: torch.device, draws: acceptance.Draws
+) -> None:
+    seen: list[torch.Tensor] = []
+    verify = acceptance._with_coins(lambda _, **named: seen.append(named["verify_draft_sampled"]))
+    for slots in (list(range(16)), list(range(99, 83, -1))):
+        draws.on(device)
+        draws.follow({slot: number for number, slot in enumerate(slots)})
+        verify(
+            None,
+            expanded_local_pos=torch.full((16,), 2, dtype=torch.int32, device=device),
+            pos=torch.full((16,), 300, device=device),
+            expanded_idx_mapping=torch.tensor(slots, dtype=torch.int32, device=device),
+            verify_draft_sampled=torch.arange(16, device=device),
+        )
+    assert torch.equal(*seen)
 
 
 def test_drafts_are_rejected_at_their_rates_and_the_anchor_never(device: torch.device) -> None:
