@@ -220,15 +220,25 @@ def test_a_slot_lies_in_its_own_block(gdn_state: str, inspect: Inspect):
         assert written and set(written) <= in_units(own), (layer, block)
 
 
-@pytest.mark.parametrize("gdn_state", ["native", "replay"])
+# With prefix caching, prompts are cut at blocks' ends; a step must hold a block and a draft.
+CACHING = {"enable_prefix_caching": True, "max_num_batched_tokens": LIMIT}
+
+
 @pytest.mark.parametrize(
-    "caching", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["", "cached"]
+    ("gdn_state", "engine"),
+    [
+        ("native", {}),
+        ("replay", {}),
+        ("replay", CACHING),
+        pytest.param("native", CACHING, marks=pytest.mark.thorough),
+    ],
+    ids=["native", "replay", "replay-caching", "native-caching"],
 )
 def test_requests_write_to_blocks_of_their_own_alone(
-    gdn_state: str, caching: bool, inspect: Inspect
+    gdn_state: str, engine: dict[str, Any], inspect: Inspect
 ):
     """Neither the null block nor a block that nobody got, with padding and trimmed rows."""
-    found = inspect(gdn_state, **({"enable_prefix_caching": True} if caching else {}))
+    found = inspect(gdn_state, **engine)
     ran, laid_out = found["run"], list(parts(found))
     assert ran["padding_rows"] > 50
     assert [len(tokens) for tokens in ran["tokens"]] == [24, 24, 24, 24, 14]
