@@ -159,15 +159,7 @@ def native_rows_kernel(
 
 @dataclass(frozen=True)
 class RowConfig:
-    """block_v: rows of a state that a program holds; num_warps: CUDA. registers: most a lane may
-    take on CUDA, 0 for as many as the compiler likes (Triton 3.9, sm_90, one column of bf16: 254 at
-    32 rows and 128 at 16, which a lane's registers hold 8 and 16 warps of on a multiprocessor)."""
+    """block_v: rows of a state that a program holds; num_warps: CUDA."""
 
     block_v: int = 32
     num_warps: int = 1
-    registers: int = 0
-
-    def options(self, device_type: str) -> dict[str, int]:
-        """Launch options of Triton."""
-        limit = {"maxnreg": self.registers} if self.registers and device_type == "cuda" else {}
-        return {"num_warps": self.num_warps, **limit}
