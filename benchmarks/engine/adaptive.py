@@ -1,32 +1,35 @@
 """Decode throughput of adaptive verification against every fixed K and no speculation.
 
-    python -m benchmarks.engine.adaptive [--json PATH] [--target hybrid|dense] [--layers N] ...
+    python benchmarks/engine/adaptive.py [--json PATH] [--target hybrid|dense] [--layers N] ...
 
 Dummy weights at real shapes, and the benchmark's own acceptance model (`acceptance.py`): half of
 the requests are easy, half are hard, confidences are noisy. The engines of a group run side by
-side on one GPU and are measured in turn, `--repeats` times over; groups follow each other, and
-each has the adaptive arm in it, so every ratio is of one run.
+side on one GPU and are measured in turn, `--repeats` times over; groups follow each other, or run
+on GPUs of their own where there are several, and each has the adaptive arm in it, so every ratio is
+of one run.
 """
 
 from __future__ import annotations
 
 import json
+import queue
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from benchmarks.engine import acceptance, shapes
-from benchmarks.engine.driver import Arm, engine_arguments, median, spread, start
+from benchmarks.engine.arms import ADAPTIVE, SKIP, STEPS, Setting
+from benchmarks.engine.driver import Arm, median, spread, start
+from benchmarks.engine.groups import Group, packed, parsed
 from benchmarks.results import Result, Row, versions
 
-DRAFT_TOKENS = 7
-SKIP, STEPS = 24, 64
-EMITTED = 4.0  # tokens a step and request, mean over the acceptance model's requests at K = 7
 NOTHING_LOST = 0.99
 WORTH_IT = 1.10
-ADAPTIVE = "adaptive"
 SETTING = (
     f"vocabulary {shapes.VOCABULARY}, dummy weights; decode alone, windows of {STEPS} steps; "
     f"unconditional acceptance of easy requests {acceptance.EASY}, of hard ones "
@@ -34,74 +37,12 @@ SETTING = (
 )
 
 
-def requests(
-    target: str, method: str, layers: int, fixed: list[int], loads: list[int], prompt_tokens: int,
-    folder: Path, up_to: dict[str, int] | None = None,
-) -> dict[str, dict[str, Any]]:  # fmt: skip
-    """No speculation, each fixed K as upstream has it, and the plugin's arms.
-
-    up_to: largest load of an arm whose cache for all loads would take the memory of the others.
-    """
-    shape = {"hybrid": shapes.hybrid, "dense": shapes.dense}[target](layers)
-    model = shapes.write(folder / "target", shape)
-    drafter = shapes.write(folder / "drafter", shapes.drafter(method, layers))
-    # Prompt, then for every load its steps, each of up to K + 1 tokens.
-    tokens = prompt_tokens + len(loads) * (SKIP + STEPS) * (DRAFT_TOKENS + 1)
-
-    def speculative(draft_tokens: int, adaptive: bool) -> dict[str, Any]:
-        return {
-            "method": method,
-            "model": str(drafter),
-            "num_speculative_tokens": draft_tokens,
-            "enable_adaptive_verification": adaptive,
-            **acceptance.speculative_options(draft_tokens),
-        }
-
-    def arm(
-        name: str,
-        draft_tokens: int,
-        adaptive: bool = False,
-        planner: str = "plugin",
-        state: str = "native",
-    ) -> dict[str, Any]:
-        most = min((up_to or {}).get(name, max(loads)), max(loads))
-        # The largest load alone matters for the cache; easy requests grow beyond the mean.
-        held = prompt_tokens + int((SKIP + STEPS) * min(draft_tokens + 1, EMITTED))
-        engine = engine_arguments(
-            speculative(draft_tokens, adaptive) if draft_tokens else None,
-            kv_cache_mib=shapes.cache_mib(shape, most, held, draft_tokens, state == "replay"),
-            planner=planner,
-            gdn_state=state,
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            max_model_len=max(2048, -(-tokens // 1024) * 1024),
-            max_num_seqs=most,
-            largest_graph=min(2048, most * (draft_tokens + 1)),
-        )
-        accepting = bool(draft_tokens)
-        return {"model": str(model), "engine": engine, "acceptance": accepting, "waits": adaptive}
-
-    state = "replay" if target == "hybrid" else "native"
-    wanted: dict[str, dict[str, Any]] = {
-        "no speculation": {"draft_tokens": 0},
-        **{f"K = {k}": {"draft_tokens": k} for k in fixed},
-        ADAPTIVE: {"draft_tokens": DRAFT_TOKENS, "adaptive": True, "state": state},
-        "adaptive with vLLM's planner": {
-            "draft_tokens": DRAFT_TOKENS, "adaptive": True, "state": state, "planner": "vllm",
-        },
-    }  # fmt: skip
-    if target == "hybrid":
-        wanted["adaptive with native states"] = {"draft_tokens": DRAFT_TOKENS, "adaptive": True}
-        wanted["K = 7 with replay states"] = {"draft_tokens": DRAFT_TOKENS, "state": "replay"}
-    return {name: arm(name, **options) for name, options in wanted.items()}
-
-
 def measure(
     arms: list[Arm],
     loads: list[int],
     prompt_tokens: int,
     repeats: int,
-    up_to: dict[str, int] | None = None,
+    up_to: Group,
 ) -> dict[tuple[str, int], list[dict[str, Any]]]:
     """Every window of every arm and load, by (arm, load)."""
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
@@ -109,7 +50,7 @@ def measure(
         for arm in arms:
             windows = arm.ask(
                 do="windows",
-                loads=[load for load in loads if load <= (up_to or {}).get(arm.name, load)],
+                loads=[load for load in loads if load <= up_to[arm.name]],
                 prompt_tokens=prompt_tokens,
                 skip=SKIP,
                 steps=STEPS,
@@ -206,22 +147,106 @@ def _decisions(case: str, counted: list[dict[str, float]]) -> list[Row]:
     return [Row(case=case, metric=m, value=round(v, 3), unit="") for m, v in ratios.items()]
 
 
-def members(group: str, most: int) -> dict[str, int]:
-    """Arms of a group, and the largest load of each: "K = 1,K = 7:64"."""
-    parts = [part.strip().partition(":") for part in group.split(",") if part.strip()]
-    return {name.strip(): int(limit or most) for name, _, limit in parts}
-
-
 def numbers(text: str) -> list[int]:
     """Comma-separated whole numbers."""
     return [int(part) for part in text.split(",") if part.strip()]
+
+
+@dataclass
+class Run:
+    """Groups of one setting, and what they showed so far. json_path: written after each group."""
+
+    setting: Setting
+    groups: list[Group]
+    repeats: int
+    logs: Path
+    json_path: Path | None = None
+    traces: Path | None = None
+    rows: dict[int, list[Row]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def on(self, gpus: int) -> list[Row]:
+        """All groups, each on one of so many GPUs."""
+        free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for gpu in range(gpus):
+            free.put(gpu)
+
+        def one(number: int) -> None:
+            gpu = free.get()
+            try:
+                self._group(number, gpu)
+            finally:
+                free.put(gpu)
+
+        with ThreadPoolExecutor(max_workers=gpus) as pool:
+            for done in [pool.submit(one, n) for n in range(1, len(self.groups) + 1)]:
+                done.result()
+        return self.found()
+
+    def found(self) -> list[Row]:
+        """The rows of all groups that are done, and the verdict over them."""
+        rows = [row for number in sorted(self.rows) for row in self.rows[number]]
+        return rows + worth(rows)
+
+    def _group(self, number: int, gpu: int) -> None:
+        group, setting = self.groups[number - 1], self.setting
+        folder = self.logs / f"group_{number}"
+        caches = Path(tempfile.gettempdir()) / f"vllm_cache_gpu_{gpu}"
+
+        def request(name: str, most: int) -> dict[str, Any]:
+            environment = {
+                "CUDA_VISIBLE_DEVICES": str(gpu),
+                "VLLM_CACHE_ROOT": str(caches / name.replace(" ", "_").replace("=", "")),
+            }
+            return setting.request(name, most, environment)
+
+        running = start({name: request(name, most) for name, most in group.items()}, folder)
+        windows = measure(running, setting.loads, setting.prompt_tokens, self.repeats, group)
+        rows = [
+            row
+            for load in setting.loads
+            for row in compared(windows, [arm.name for arm in running], load, setting.prompt_tokens)
+        ]
+        for arm in running:
+            if arm.name == ADAPTIVE:
+                rows += self._looked_into(arm, folder)
+            arm.close()
+        with self._lock:
+            cased = [r.model_copy(update={"case": f"group {number}, {r.case}"}) for r in rows]
+            self.rows[number] = cased
+            self._write()
+
+    def _looked_into(self, arm: Arm, folder: Path) -> list[Row]:
+        """Traces where asked for; the surface that the arm planned with, among the logs."""
+        print("host, ms by octave of requests:", arm.ask(do="host_ms"), flush=True)
+        surface = json.dumps(arm.ask(do="surface"))
+        (folder / "surface.json").write_text(surface + "\n", encoding="utf-8")
+        if self.traces is None:
+            return []
+        return traced(arm, max(self.setting.loads), self.setting.prompt_tokens, self.traces)
+
+    def _write(self) -> None:
+        import torch
+
+        setting = self.setting
+        result = Result(
+            name="engine/adaptive",
+            device=torch.cuda.get_device_name(),
+            repeats=self.repeats,
+            versions=versions("vllm", "torch", "triton", "transformers"),
+            rows=self.found(),
+            notes=f"{setting.target} target, {setting.layers} layers, {setting.method} drafter of "
+            f"{shapes.DRAFTER_LAYERS} layers; {SETTING}",
+        )
+        if self.json_path is not None:
+            result.write(self.json_path)
 
 
 def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
     target: Annotated[str, typer.Option(help="hybrid or dense.")] = "hybrid",
     method: Annotated[str, typer.Option(help="dspark or dflash.")] = "dspark",
-    layers: Annotated[int, typer.Option(min=4, help="Of the target.")] = 16,
+    layers: Annotated[int, typer.Option(min=4, help="Of the target.")] = 32,
     fixed: Annotated[str, typer.Option(help="Fixed draft lengths.")] = "1,3,5,7",
     loads: Annotated[str, typer.Option(help="Requests at once.")] = "1,4,16,64,128,256",
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 1024,
@@ -230,50 +255,38 @@ def main(
         str,
         typer.Option(
             help="Arms side by side: names by commas, groups by semicolons; NAME:64 leaves loads "
-            "above 64 out."
+            "above 64 out. Default: as many as fit."
         ),
-    ] = "no speculation,K = 1,K = 3,adaptive;no speculation,K = 5,K = 7,adaptive",
+    ] = "",
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs to use; 0 for all.")] = 0,
     logs: Annotated[Path | None, typer.Option(help="Folder for the engines' logs.")] = None,
     traces: Annotated[Path | None, typer.Option(help="Folder for traces of the arm.")] = None,
 ) -> None:
     """Measure the arms, group after group."""
     import torch
 
-    folder, sizes = Path(tempfile.mkdtemp()), numbers(loads)
-    rows: list[Row] = []
-    for number, group in enumerate(groups.split(";"), 1):
-        up_to = members(group, max(sizes))
-        arms = requests(target, method, layers, numbers(fixed), sizes, prompt_tokens, folder, up_to)
-        running = start({name: arms[name] for name in up_to}, logs or folder)
-        windows = measure(running, sizes, prompt_tokens, repeats, up_to)
-        for arm in running:
-            if traces is not None and arm.name == ADAPTIVE:
-                rows += traced(arm, max(sizes), prompt_tokens, traces)
-        for arm in running:
-            if arm.name == ADAPTIVE:
-                print("host, ms by octave of requests:", arm.ask(do="host_ms"), flush=True)
-                surface = json.dumps(arm.ask(do="surface"))
-                ((logs or folder) / f"surface_{number}.json").write_text(surface + "\n")
-            arm.close()
-        for load in sizes:
-            rows += [
-                row.model_copy(update={"case": f"group {number}, {row.case}"})
-                for row in compared(windows, [arm.name for arm in running], load, prompt_tokens)
-            ]
-        notes = f"{target} target, {layers} layers, {method} drafter of {shapes.DRAFTER_LAYERS} "
-        result = Result(
-            name="engine/adaptive",
-            device=torch.cuda.get_device_name(),
-            repeats=repeats,
-            versions=versions("vllm", "torch", "triton", "transformers"),
-            rows=rows + worth(rows),
-            notes=f"{notes}layers; {SETTING}",
+    folder = Path(tempfile.mkdtemp())
+    try:
+        setting = Setting(
+            target, method, layers, numbers(fixed), numbers(loads), prompt_tokens, folder
         )
-        if json_path is not None:
-            result.write(json_path)
-    for row in rows + worth(rows):
+        chosen = parsed(groups, max(setting.loads)) or packed(
+            setting.upstream(), ADAPTIVE, setting.loads, _room_gib(), setting.memory_gib
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    for number, group in enumerate(chosen, 1):
+        print(f"group {number}:", ", ".join(f"{name}:{most}" for name, most in group.items()))
+    run = Run(setting, chosen, repeats, logs or folder, json_path, traces)
+    for row in run.on(gpus or torch.cuda.device_count()):
         if row.metric.startswith(("over", "gain")) or row.metric == "throughput":
             print(row.case, row.metric, row.value, row.unit, "" if row.met is None else row.met)
+
+
+def _room_gib() -> float:
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory / (1 << 30) - 1.0
 
 
 def worth(rows: list[Row]) -> list[Row]:

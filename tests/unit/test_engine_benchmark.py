@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks.engine import acceptance, adaptive, driver, exact, plot, shapes
+from benchmarks.engine import acceptance, adaptive, arms, driver, exact, groups, plot, shapes
 from benchmarks.results import Result, Row
 
 
@@ -63,7 +63,8 @@ def test_a_gain_counts_against_the_best_arm_of_all_groups():
 
 
 def test_an_arm_may_be_left_out_of_large_loads():
-    assert adaptive.members("no speculation, K = 7:64", 256) == {"no speculation": 256, "K = 7": 64}
+    (group,) = groups.parsed("no speculation, K = 7:64", 256)
+    assert group == {"no speculation": 256, "K = 7": 64}
     window = {"tokens_per_s": 1.0, "step_ms": 1.0, "counters": {}}
     windows = {("no speculation", 256): [window], ("adaptive", 256): [window]}
     rows = adaptive.compared(windows, ["no speculation", "K = 7", "adaptive"], 256, 512)
@@ -114,3 +115,48 @@ def test_the_plot_compares_arms_of_one_group_alone(tmp_path):
     ).write(file)
     found = plot.over_adaptive(plot.points([file]))
     assert found == {"K 1": {64: [(0.5, 0.04), (0.75, 0.04)]}}
+
+
+def memory(name: str, load: int) -> float:
+    """An adaptive arm of 40 at 256 requests; a fixed one grows with K."""
+    if name == "adaptive":
+        return 20 + load * 20 / 256
+    return 10 + load * 0.1 * int(name)
+
+
+def test_groups_hold_what_fits_beside_the_adaptive_arm():
+    assert groups.packed(["1", "2", "4"], "adaptive", [16, 64, 256], 110, memory) == [
+        {"adaptive": 256, "1": 256},
+        {"adaptive": 256, "2": 256},
+        {"adaptive": 256, "4": 64},  # at 256 it alone would take more than there is
+    ]
+    assert groups.packed(["1", "2", "4"], "adaptive", [16, 64], 110, memory) == [
+        {"adaptive": 64, "1": 64, "2": 64, "4": 64}
+    ]
+
+
+def test_an_arm_that_fits_nowhere_is_named_with_what_to_lower():
+    with pytest.raises(ValueError, match=r"adaptive at 256 .* --loads"):
+        groups.packed(["1"], "adaptive", [16, 256], 50, memory)
+
+
+def test_the_arms_of_a_run_fit_an_h200(tmp_path):
+    """As the engines were seen there: 19.2, 49.1 and 45.3 GiB of 16 layers at 256 requests."""
+    setting = arms.Setting("hybrid", "dspark", 16, [1, 3], [1, 256], 1024, tmp_path)
+    seen = {"no speculation": 19.2, "K = 3": 49.1, "adaptive": 45.3}
+    for name, gib in seen.items():
+        assert setting.memory_gib(name, 256) == pytest.approx(gib, rel=0.1)
+
+
+def test_a_request_has_the_state_and_the_rows_of_its_arm(tmp_path):
+    setting = arms.Setting("hybrid", "dspark", 16, [1, 3], [1, 64], 1024, tmp_path)
+    found = setting.request("K = 3", 64, {"CUDA_VISIBLE_DEVICES": "1"})
+    assert found["engine"]["speculative_config"]["num_speculative_tokens"] == 3
+    assert found["engine"]["compilation_config"]["cudagraph_capture_sizes"][-1] == 256
+    assert not found["waits"] and found["environment"] == {"CUDA_VISIBLE_DEVICES": "1"}
+    own = setting.request("adaptive", 64, {})
+    assert own["waits"] and own["engine"]["additional_config"]["ascend_spec"]["gdn_state"] == (
+        "replay"
+    )
+    with pytest.raises(ValueError, match="--target"):
+        arms.Setting("plain", "dspark", 16, [1], [1], 1024, tmp_path)
