@@ -85,30 +85,24 @@ struct Record {
 
 // A head's state takes kPartsOfHead stages. A warp that multiplies has kTilesOfWarpCount tiles of a
 // head in turn, and with more than one only every kGroups-th head.
-// kShares: how many heads a block has is not fixed (Tickets).
-template <bool kWide, int kSystemWarpCount, int kStageCount, int kPartsOfHead, int kTilesOfWarpCount,
-          bool kSharesOut = false>
+template <bool kWide, int kSystemWarpCount, int kStageCount, int kPartsOfHead, int kTilesOfWarpCount>
 struct PipelineShared {
   static constexpr int kSystemWarps = kSystemWarpCount, kStages = kStageCount;
   static constexpr int kTilesOfWarp = kTilesOfWarpCount, kGroups = kTilesOfWarp;
   static constexpr int kWarpsOfHead = kTilesOfHead / kTilesOfWarp;
   static constexpr int kParts = kPartsOfHead, kTilesOfPart = kTilesOfHead / kParts;
   static constexpr int kWarpsOfPart = kWarpsOfHead / kParts;
-  static constexpr bool kShares = kSharesOut;
-  static_assert(kSystemWarps <= Tickets::kFixed && kGroups <= kSystemWarps &&
-                    kStages / kParts < Tickets::kPlaces - Tickets::kFixed,
-                "a ticket is there when it is asked for, and stays until it was");
+  static_assert(kGroups <= kSystemWarps, "each group of warps finds a record that ends its work");
   static constexpr int kStageBytes = kDim * kDim * StateTile<kWide>::kStateBytes / kParts;
 
   uint4 stages[kStages][kStageBytes / 16];
   Record<kWide> records[kSystemWarps];
   uint64_t state_full[kStages], state_empty[kStages];
   uint64_t record_full[kSystemWarps], record_empty[kSystemWarps];
-  Tickets tickets;
-
-  // Of the block's n-th head.
-  WARP_FN int number(int n) { return kShares ? tickets.number(n) : Tickets::fixed(n); }
 };
+
+// Of the block's n-th head.
+WARP_FN int head_number(int n) { return warp::block() + n * warp::blocks(); }
 
 WARP_FN void arrive_once(uint64_t* at) {
   warp::sync();
@@ -128,15 +122,10 @@ WARP_FN void copy_state(Shared& shared, const char* state_at, int n) {
 }
 
 template <bool kWide, typename Shared>
-WARP_FN void copy_states(const Arguments& x, Shared& shared, int* counter) {
+WARP_FN void copy_states(const Arguments& x, Shared& shared) {
   Heads<true> heads(x);
-  TicketCounter tickets(counter);
-  if (Shared::kShares) tickets.ask();
-  for (int n = 0, number; heads.seek(number = shared.number(n)); ++n) {
-    copy_state<kWide>(shared, head_state<kWide>(x, heads.at(number)), n);
-    if (Shared::kShares) tickets.hand_out(shared.tickets, n);
-  }
-  if (Shared::kShares) tickets.end(warp::blocks());
+  for (int n = 0; heads.seek(head_number(n)); ++n)
+    copy_state<kWide>(shared, head_state<kWide>(x, heads.at(head_number(n))), n);
 }
 
 template <bool kWide>
@@ -178,9 +167,9 @@ template <bool kWide, typename Shared>
 WARP_FN void solve_systems(const Arguments& x, Shared& shared, int first) {
   Heads<> heads(x);
   int n = first;
-  for (int number; heads.seek(number = shared.number(n)); n += Shared::kSystemWarps) {
+  for (; heads.seek(head_number(n)); n += Shared::kSystemWarps) {
     const Use<Shared::kSystemWarps> use(n);
-    const Work w = heads.at(number);
+    const Work w = heads.at(head_number(n));
     const HeadInputs<kWide> inputs(x, w);
     PendingInputs<kWide> pending;
     pending.load(x, w, 0);
@@ -328,7 +317,7 @@ WARP_FN void multiply_heads(const Arguments& x, Shared& shared, int warp_number)
 }
 
 template <bool kWide, typename Shared>
-WARP_FN void run_pipeline(const Arguments& x, Shared& shared, int* counter) {
+WARP_FN void run_pipeline(const Arguments& x, Shared& shared) {
   if (warp::thread() == 0) {
     for (int i = 0; i < Shared::kStages; ++i) {
       warp::make_barrier(shared.state_full + i, 1);
@@ -338,7 +327,6 @@ WARP_FN void run_pipeline(const Arguments& x, Shared& shared, int* counter) {
       warp::make_barrier(shared.record_full + i, 1);
       warp::make_barrier(shared.record_empty + i, Shared::kWarpsOfHead);
     }
-    if (Shared::kShares) shared.tickets.make();
     warp::barriers_made();
   }
   warp::block_sync();
@@ -346,7 +334,7 @@ WARP_FN void run_pipeline(const Arguments& x, Shared& shared, int* counter) {
   if (role < kTileWarps)
     multiply_heads<kWide>(x, shared, role);
   else if (role == kTileWarps + Shared::kSystemWarps)
-    copy_states<kWide>(x, shared, counter);
+    copy_states<kWide>(x, shared);
   else
     solve_systems<kWide>(x, shared, role - kTileWarps);
 }

@@ -1,9 +1,9 @@
-// A step of one work item, with the state fed from registers (`step_direct`) or from a warp's buffer
-// in shared memory that a bulk copy fills (`step_copied`).
+// A step of one work item, with the state fed from registers (`step_direct`), from a warp's buffer in
+// shared memory that a bulk copy fills (`step_copied`), or from one that is filled tile by tile
+// (`step_streamed`).
 #pragma once
 
 #include "gdn_fold.cuh"
-#include "gdn_heads.cuh"
 
 namespace gdn {
 
@@ -171,12 +171,14 @@ WARP_FN void fold_streamed(const Arguments& x, const Work& w, const Pending& pen
     }
 }
 
-// A head whose half 0 was asked for. behind(tile): what to ask for when a tile of half 1 was taken.
-// Whether it was folded: then nothing was asked for.
-template <bool kWide, typename Between, typename Behind>
-WARP_FN bool finish_streamed(const Arguments& x, Work& w, const Stream<kWide>& stream,
-                             Between between, Behind behind) {
-  const bool folds = w.flush != 0 && w.pending > 0;
+// A head by one warp, its halves in turn, as `step_direct`, but with half a head asked for ahead: it
+// waits in shared memory, which is larger than the registers.
+template <bool kWide>
+WARP_FN void step_streamed(const Arguments& x, char* buffer, int head) {
+  Work w(x, 2 * head);
+  if (w.num_rows == 0) return;
+  const Stream<kWide> stream{head_state<kWide>(x, w), buffer};
+  stream.begin();
   const HeadInputs<kWide> head_inputs(x, w);
   HalfInputs<kWide> inputs;
   inputs.load(x, w);
@@ -196,102 +198,13 @@ WARP_FN bool finish_streamed(const Arguments& x, Work& w, const Stream<kWide>& s
       StateTile<kWide> state;
       stream.take(tile, state);
       work.finish(state, tile);
-      if (half == 0)
-        stream.copy(1, tile);
-      else if (!folds)
-        behind(tile);
+      if (half == 0) stream.copy(1, tile);
       warp::end_group();
     }
     store_results<kWide>(x, w, work.results);
-    if (half == 0) between();
     w.half = 1;
   }
-  if (folds) fold_streamed<kWide>(x, w, prepared.pending, stream);
-  return folds;
-}
-
-// What HeadInputs and HalfInputs will read, into L2: a trip there takes half as long. Eight lanes a kind
-// of row; of pending rows the first eight.
-template <bool kWide>
-WARP_FN void ask_inputs(const Arguments& x, const Work& w) {
-  const int row = warp::lane() & 7, kind = warp::lane() >> 3;
-  const auto line_pair = [](const void* at) {
-    warp::ask_l2(at);
-    warp::ask_l2(static_cast<const char*>(at) + 128);
-  };
-  if (row < w.num_rows) {
-    const int64_t at = w.begin + row;
-    if (kind == 0) line_pair(x.k + at * x.k_row + w.key_head * kDim);
-    if (kind == 1) line_pair(x.q + at * x.q_row + w.key_head * kDim);
-    if (kind == 2) line_pair(x.v + at * x.v_row + w.head * kDim);
-    if (kind == 3) {
-      warp::ask_l2(x.a + at * x.gate_row + w.head);
-      warp::ask_l2(x.b + at * x.gate_row + w.head);
-    }
-  }
-  if (row >= w.pending) return;
-  const int place = w.place(x, row);
-  if (kind == 0) line_pair(key_at(x, w, place));
-  if (kind == 1) {
-    line_pair(update_of<kWide>(x, w, place, 0));
-    if (kWide) line_pair(update_of<kWide>(x, w, place, kHalf));
-  }
-  if (kind == 2) warp::ask_l2(x.log_decay + w.slot * x.decay_slot + w.head * x.ring_rows + place);
-  if (kind == 3) warp::ask_l2(x.key_norm + w.slot * x.norm_slot + w.key_head * x.ring_rows + place);
-}
-
-// A head by one warp, its halves in turn, as `step_direct`, but with half a head asked for ahead: it
-// waits in shared memory, which is larger than the registers.
-template <bool kWide>
-WARP_FN void step_streamed(const Arguments& x, char* buffer, int head) {
-  Work w(x, 2 * head);
-  if (w.num_rows == 0) return;
-  const Stream<kWide> stream{head_state<kWide>(x, w), buffer};
-  stream.begin();
-  finish_streamed<kWide>(x, w, stream, [] {}, [](int) {});
-}
-
-// Heads by a warp that stays; the next one's first half is asked for behind the last half of this one.
-// Heads are numbered by tickets, an empty one takes one, too. warps: of all blocks; `first`: this one.
-// kAsks: the next head's inputs are brought into L2 meanwhile.
-template <bool kWide, bool kAsks = false>
-WARP_FN void run_streamed(const Arguments& x, char* buffer, int* counter, int first, int warps) {
-  const int heads = x.requests * x.value_heads;
-  TicketCounter tickets(counter);
-  tickets.ask();
-  int head = first;
-  if (head < heads) {
-    Work w(x, 2 * head);
-    bool asked = false;
-    for (;;) {
-      const int next_head = warps + warp::shuffle(tickets.asked, 0);
-      const bool any = next_head < heads;
-      if (any) tickets.ask();
-      Request next = any ? Request::asked(x, next_head / x.value_heads) : Request();
-      const Stream<kWide> stream{head_state<kWide>(x, w), buffer};
-      const auto next_work = [&] { return Work(x, next, next_head % x.value_heads, 0); };
-      bool settled = false;
-      const auto settle = [&] {
-        next.settle();
-        settled = true;
-        if (kAsks && next.num_rows > 0) ask_inputs<kWide>(x, next_work());
-      };
-      if (w.num_rows > 0) {
-        if (!asked) stream.begin();
-        const bool folded = finish_streamed<kWide>(x, w, stream, settle, [&](int tile) {
-          if (next.num_rows > 0)
-            Stream<kWide>{head_state<kWide>(x, next_work()), buffer}.copy(0, tile);
-        });
-        asked = !folded;
-      } else {
-        asked = false;
-      }
-      if (!any) break;
-      if (!settled) next.settle();
-      w = next_work();
-    }
-  }
-  tickets.end(warps);
+  if (w.flush != 0 && w.pending > 0) fold_streamed<kWide>(x, w, prepared.pending, stream);
 }
 
 }  // namespace gdn

@@ -2,7 +2,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <atomic>
 
 #include "gdn_pipeline.cuh"
 #include "gdn_step.cuh"
@@ -38,25 +37,11 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
     gdn::step_streamed<kWide>(x, shared + warp * gdn::Stream<kWide>::kBytes, head);
 }
 
-// Of each launch a counter of its own, so that a launch on another stream does not disturb it: it would
-// have to run beside one that is kCounters launches older.
-constexpr int kCounters = 256;
-__device__ int counters[kCounters][2];
-
-template <bool kWide, int kWarps, int kBlocks, bool kAsks>
-__global__ void __launch_bounds__(32 * kWarps, kBlocks)
-    staying_kernel(const __grid_constant__ gdn::Arguments x) {
-  extern __shared__ __align__(128) char shared[];
-  const int warp = threadIdx.x >> 5;
-  gdn::run_streamed<kWide, kAsks>(x, shared + warp * gdn::Stream<kWide>::kBytes, counters[x.launch],
-                           blockIdx.x * kWarps + warp, gridDim.x * kWarps);
-}
-
 template <bool kWide, typename Shared>
 __global__ void __launch_bounds__(32 * (gdn::kTileWarps + Shared::kSystemWarps + 1), 1)
     pipeline_kernel(const __grid_constant__ gdn::Arguments x) {
   extern __shared__ __align__(128) char shared[];
-  gdn::run_pipeline<kWide>(x, *reinterpret_cast<Shared*>(shared), counters[x.launch]);
+  gdn::run_pipeline<kWide>(x, *reinterpret_cast<Shared*>(shared));
 }
 
 struct Variant {
@@ -88,16 +73,9 @@ constexpr Variant streamed(const char* name) {
           2};
 }
 
-template <bool kWide, int kWarps, int kBlocks, bool kAsks = false>
-constexpr Variant staying(const char* name) {
-  return {name,   kWide,   staying_kernel<kWide, kWarps, kBlocks, kAsks>,
-          kWarps, kBlocks, kWarps * gdn::Stream<kWide>::kBytes,
-          0};
-}
-
-template <bool kWide, int kSystemWarps, int kStages, int kParts, int kTilesOfWarp, bool kShares = false>
+template <bool kWide, int kSystemWarps, int kStages, int kParts, int kTilesOfWarp>
 constexpr Variant pipeline(const char* name) {
-  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kParts, kTilesOfWarp, kShares>;
+  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kParts, kTilesOfWarp>;
   static_assert(sizeof(Shared) <= 227 * 1024, "shared memory of a block");
   return {name, kWide, pipeline_kernel<kWide, Shared>, gdn::kTileWarps + kSystemWarps + 1,
           1,    sizeof(Shared), 0};
@@ -116,33 +94,21 @@ int grid_of(const Variant& v, const gdn::Arguments& x) {
   return (2 / v.halves * heads + v.warps - 1) / v.warps;
 }
 
-// Of each state type the one for many requests first, then the one for few, then candidates that no
-// GPU has timed in this form; figures of these and of those that lost: docs/kernels/gdn_verify.md.
-// Names say: how the state arrives, warps a block, blocks a multiprocessor, tiles ahead; of a pipeline
-// the warps that solve systems and the stages.
+// Of each state type the one for many requests first, then the one for few, then those that are not
+// picked; figures of these and of those that lost: docs/kernels/gdn_verify.md. Names say: how the state
+// arrives, warps a block, blocks a multiprocessor, tiles ahead; of a pipeline the warps that solve
+// systems and the stages.
 const Variant kVariants[] = {
     copied<false, 4, 3>("copied w4 b3"),
     direct<false, 4, 2, 2>("direct w4 b2 d2 whole heads"),
     copied<true, 2, 3>("copied w2 b3"),
     direct<true, 2, 4, 1>("direct w2 b4 d1 whole heads"),
     copied<false, 2, 6>("copied w2 b6"),
-    pipeline<false, 5, 4, 1, 1>("pipeline s5 r4"),
-    pipeline<false, 5, 8, 2, 1>("pipeline s5 r8 halves"),
-    pipeline<false, 6, 7, 2, 1>("pipeline s6 r7 halves"),
     pipeline<false, 7, 3, 1, 1>("pipeline s7 r3"),
     pipeline<true, 3, 8, 4, 2>("pipeline s3 r8 quarters"),
-    pipeline<false, 7, 3, 1, 1, true>("pipeline s7 r3 shares"),
-    pipeline<false, 5, 4, 1, 1, true>("pipeline s5 r4 shares"),
-    pipeline<false, 5, 4, 1, 2, true>("pipeline s5 r4 t2 shares"),
-    pipeline<true, 3, 8, 4, 2, true>("pipeline s3 r8 quarters shares"),
     streamed<false, 4, 3>("streamed w4 b3"),
     streamed<false, 2, 6>("streamed w2 b6"),
     streamed<true, 2, 3>("streamed w2 b3"),
-    staying<false, 4, 3>("streamed and staying w4 b3"),
-    staying<false, 4, 2>("streamed and staying w4 b2"),
-    staying<false, 4, 3, true>("streamed and staying w4 b3 asks"),
-    staying<false, 4, 2, true>("streamed and staying w4 b2 asks"),
-    staying<true, 2, 3, true>("streamed and staying w2 b3 asks"),
 };
 constexpr int kVariantCount = sizeof(kVariants) / sizeof(kVariants[0]);
 
@@ -170,16 +136,14 @@ const char* gdn_verify_error(int error) {
 
 // 0, or a cudaError_t. Waits for nothing, so that it can be captured.
 int gdn_verify_launch(const gdn::Arguments* arguments, int variant, void* stream) {
-  static std::atomic<unsigned> launches{0};
-  gdn::Arguments own = *arguments;
-  own.launch = launches++ % kCounters;
   const Variant& v = kVariants[variant];
   if (v.shared_bytes > 48 * 1024) {
     const cudaError_t error = cudaFuncSetAttribute(
         v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.shared_bytes);
     if (error != cudaSuccess) return error;
   }
-  v.kernel<<<grid_of(v, *arguments), 32 * v.warps, v.shared_bytes, static_cast<cudaStream_t>(stream)>>>(own);
+  v.kernel<<<grid_of(v, *arguments), 32 * v.warps, v.shared_bytes,
+             static_cast<cudaStream_t>(stream)>>>(*arguments);
   return cudaGetLastError();
 }
 

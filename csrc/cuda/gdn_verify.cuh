@@ -21,7 +21,6 @@ struct Arguments {
   int64_t q_row, k_row, v_row, gate_row, out_row;
   int64_t state_slot, key_slot, update_slot, decay_slot, norm_slot;
   int32_t requests, value_heads, group, ring_rows, dt_bias_is_bf16;
-  int32_t launch;  // the library's: counts its launches
   float scale;
 };
 
@@ -29,26 +28,16 @@ struct Arguments {
 struct Request {
   int begin = 0, slot = 0, num_rows = 0, start = 0, pending = 0, flush = 0;
 
-  int end = 0;  // of its rows, while `asked` alone
-
   WARP_FN Request() {}
 
-  WARP_FN Request(const Arguments& x, int request) : Request(asked(x, request)) { settle(); }
-
   // All in one trip to memory, which takes a microsecond under load.
-  WARP_FN static Request asked(const Arguments& x, int request) {
-    Request r;
-    r.slot = warp::load_now(x.slots + request);
-    r.begin = warp::load_now(x.query_start_loc + request);
-    r.end = warp::load_now(x.query_start_loc + request + 1);
-    r.start = warp::load_now(x.start + request);
-    r.pending = warp::load_now(x.pending + request);
-    r.flush = warp::load_now(x.flush + request);
-    return r;
-  }
-
-  // What was asked for has to be there.
-  WARP_FN void settle() {
+  WARP_FN Request(const Arguments& x, int request) {
+    slot = warp::load_now(x.slots + request);
+    begin = warp::load_now(x.query_start_loc + request);
+    const int end = warp::load_now(x.query_start_loc + request + 1);
+    start = warp::load_now(x.start + request);
+    pending = warp::load_now(x.pending + request);
+    flush = warp::load_now(x.flush + request);
     // Always so, of the last three; but what a branch on num_rows does not need, the compiler asks
     // for behind it.
     constexpr int kNever = -2147483647;

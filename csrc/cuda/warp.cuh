@@ -57,11 +57,6 @@ WARP_FN int block_sum(int x) {
 
 WARP_FN void count_shared(int* counter) { atomicAdd(counter, 1); }
 
-// What was there before; of device memory, and seen by all blocks.
-WARP_FN int add_device(int* at, int x) { return atomicAdd(at, x); }
-
-WARP_FN void device_fence() { __threadfence(); }
-
 WARP_FN float widen(float x) { return x; }
 
 WARP_FN float widen(__half x) { return __half2float(x); }
@@ -185,9 +180,6 @@ WARP_FN void store8(void* at, uint2 x) { *static_cast<uint2*>(at) = x; }
 WARP_FN uint32_t shared_address(const void* at) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
-
-// The line into L2: nobody waits for it.
-WARP_FN void ask_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // 16 bytes into shared memory, past the registers and L1, for this lane alone.
 WARP_FN void copy16(void* to, const void* from) {

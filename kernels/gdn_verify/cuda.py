@@ -34,7 +34,7 @@ _STRIDES = (
     "q_row", "k_row", "v_row", "gate_row", "out_row", "state_slot", "key_slot", "update_slot",
     "decay_slot", "norm_slot",
 )  # fmt: skip
-_COUNTS = ("requests", "value_heads", "group", "ring_rows", "dt_bias_is_bf16", "launch")
+_COUNTS = ("requests", "value_heads", "group", "ring_rows", "dt_bias_is_bf16")
 
 
 class _Arguments(ctypes.Structure):
@@ -211,7 +211,7 @@ def replay_verify(
         *(x.data_ptr() for x in tensors),
         *row_strides, *(x.stride(0) for x in cache.tensors()),
         requests, layout.value_heads, layout.value_heads // layout.key_heads, layout.ring_rows,
-        dt_bias.dtype == torch.bfloat16, 0, layout.key_dim**-0.5 if scale is None else scale,
+        dt_bias.dtype == torch.bfloat16, layout.key_dim**-0.5 if scale is None else scale,
     )  # fmt: skip
     opened.launch(arguments, variant, q.device)
     return out

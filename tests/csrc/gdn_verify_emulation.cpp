@@ -34,27 +34,15 @@ void streamed(const gdn::Arguments& x) {
     warp::run([&] { gdn::step_streamed<kWide>(x, buffer.data(), head); });
 }
 
-// Three warps of which one has fewer heads, or none.
-template <bool kWide>
-void staying(const gdn::Arguments& x) {
-  static int counter[2] = {};
-  constexpr int kWarps = 3;
-  std::vector<char> buffer(gdn::Stream<kWide>::kBytes, 0x55);
-  for (int first = 0; first < kWarps; ++first)
-    warp::run([&] { gdn::run_streamed<kWide, true>(x, buffer.data(), counter, first, kWarps); });
-  if (counter[0] != 0 || counter[1] != 0) std::abort();
-}
-
 // Few warps and stages, so that they are used again and again.
-template <bool kWide, int kTilesOfWarp, bool kShares = false>
+template <bool kWide, int kTilesOfWarp>
 void pipeline(const gdn::Arguments& x) {
   constexpr int kSystemWarps = 2, kStages = 3, kParts = kWide ? 2 : 1, kBlocks = 2;
-  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kParts, kTilesOfWarp, kShares>;
-  static int counter[2] = {};
+  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kParts, kTilesOfWarp>;
   const auto shared = std::make_unique<Shared>();
   for (int block = 0; block < kBlocks; ++block) {
     std::memset(static_cast<void*>(shared.get()), 0x55, sizeof(Shared));
-    warp::run([&] { gdn::run_pipeline<kWide>(x, *shared, counter); },
+    warp::run([&] { gdn::run_pipeline<kWide>(x, *shared); },
               32 * (gdn::kTileWarps + kSystemWarps + 1), block, kBlocks);
   }
 }
@@ -64,16 +52,12 @@ const Variant kVariants[] = {
     {"direct d2", false, direct<false, 2>},
     {"pipeline t1", false, pipeline<false, 1>},
     {"pipeline t2", false, pipeline<false, 2>},
-    {"pipeline t1 shares", false, pipeline<false, 1, true>},
     {"streamed", false, streamed<false>},
-    {"streamed and staying", false, staying<false>},
     {"copied", true, copied<true>},
     {"direct d1", true, direct<true, 1>},
     {"pipeline t1", true, pipeline<true, 1>},
     {"pipeline t2", true, pipeline<true, 2>},
-    {"pipeline t2 shares", true, pipeline<true, 2, true>},
     {"streamed", true, streamed<true>},
-    {"streamed and staying", true, staying<true>},
 };
 
 }  // namespace

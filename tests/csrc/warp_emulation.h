@@ -175,20 +175,11 @@ inline unsigned ballot(bool x) {
 inline int lowest_bit(unsigned x) { return __builtin_ctz(x); }
 inline int count_bits(unsigned x) { return __builtin_popcount(x); }
 inline void count_shared(int* counter) { ++*counter; }
-inline int add_device(int* at, int x) {
-  const int before = *at;
-  *at += x;
-  return before;
-}
-inline void device_fence() {}
 inline float widen(float x) { return x; }
 inline int round_to_int(float x) { return static_cast<int>(std::nearbyint(x)); }
 inline void sync() { exchange(Message{}); }
 
 inline void keep_order() {}
-
-// Reads it, so that an address outside of memory shows.
-inline void ask_l2(const void* at) { static_cast<void>(*static_cast<const volatile char*>(at)); }
 
 inline uint32_t round_bf16(float x) {
   const uint32_t bits = as_bits(x);

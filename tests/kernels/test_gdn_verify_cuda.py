@@ -223,6 +223,18 @@ def test_requests_without_rows_in_between_change_nothing(
         assert bool((runs[1][-1][: sum(lengths)] != schedule.POISON).all()), variant
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_heads_give_what_the_first_cut_gives(dtype: torch.dtype, device: torch.device) -> None:
+    """320 heads, of which 240 have rows: blocks that stay use stages and records many times."""
+    found = []
+    for variant in of_dtype(dtype):
+        step = UpperBound(dtype, 80, device, slots=81)
+        step.fill([8, 0, 3, 1] * 20, list(range(1, 81)))
+        step.run(variant)
+        found.append(step.found())
+        compare(found[-1], found[0])
+
+
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA graph")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_graph_at_an_upper_bound_replays_other_lengths(
