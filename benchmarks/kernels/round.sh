@@ -26,15 +26,14 @@ nvidia-smi --query-gpu=timestamp,clocks.sm,clocks.mem,clocks_event_reasons.activ
 clocks=$!
 if [ "$2" = short ]; then
   timeout 85 python3 -m benchmarks.kernels.several "$out" "gdn_verify_cuda --only bf16" \
-    max_softmax "gdn_verify_native --only bf16" "gdn_verify_cuda --only fp32" \
-    "gdn_verify_native --only fp32"
+    "gdn_verify_cuda --only fp32" max_softmax gdn_verify_native
 else
   run pack_rows 40
   run gdn_verify_cuda 110
   run gdn_verify_native 60 --tune
   run max_softmax 40 --tune
   if command -v ncu > /dev/null; then
-    timeout 40 ncu --clock-control none -k "regex:(pipeline|copied|direct)_kernel" \
+    timeout 40 ncu --clock-control none -k "regex:(pipeline|copied|direct|streamed)_kernel" \
       --section SpeedOfLight --section Occupancy --section WarpStateStats --section SchedulerStats \
       --section MemoryWorkloadAnalysis --section LaunchStats --section SourceCounters \
       --import-source no -f -o "$out/gdn_verify" \
