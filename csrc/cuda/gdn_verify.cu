@@ -99,11 +99,10 @@ int grid_of(const Variant& v, const gdn::Arguments& x) {
 // arrives, warps a block, blocks a multiprocessor, tiles ahead; of a pipeline the warps that solve
 // systems and the stages.
 const Variant kVariants[] = {
-    copied<false, 4, 3>("copied w4 b3"),
+    copied<false, 2, 6>("copied w2 b6"),
     direct<false, 4, 2, 2>("direct w4 b2 d2 whole heads"),
     copied<true, 2, 3>("copied w2 b3"),
     direct<true, 2, 4, 1>("direct w2 b4 d1 whole heads"),
-    copied<false, 2, 6>("copied w2 b6"),
     pipeline<false, 7, 3, 1, 1>("pipeline s7 r3"),
     pipeline<true, 3, 8, 4, 2>("pipeline s3 r8 quarters"),
     streamed<false, 4, 3>("streamed w4 b3"),
