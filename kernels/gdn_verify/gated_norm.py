@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._launch import grid
 from .gated_norm_naive import check
 
 _LINES = 8  # heads of rows a program
@@ -29,21 +30,21 @@ def gated_norm_kernel(
     SILU: tl.constexpr,
 ):
     """LINES heads a program, as one [LINES, DIM] tile."""
-    line = tl.program_id(0) * LINES + tl.arange(0, LINES)
     column = tl.arange(0, DIM)
-    real = (line < lines)[:, None] & (column < DIM)[None, :]
-    row, head = line.to(tl.int64) // HEADS, line % HEADS
-    place = line.to(tl.int64)[:, None] * DIM + column[None, :]
-    x = tl.load(x_ptr + place, mask=real, other=0.0).to(tl.float32)
-    inside = (row * gate_stride + head * DIM)[:, None] + column[None, :]
-    gate = tl.load(gate_ptr + inside, mask=real, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + column).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x, axis=1) / DIM + eps)
-    opened = tl.sigmoid(gate)
-    if SILU:
-        opened = opened * gate
-    result = x * scale[:, None] * weight[None, :] * opened
-    tl.store(x_ptr + place, result.to(x_ptr.dtype.element_ty), mask=real)
+    for block in range(tl.program_id(0), tl.cdiv(lines, LINES), tl.num_programs(0)):
+        line = (block * LINES + tl.arange(0, LINES)).to(tl.int64)
+        real = (line < lines)[:, None] & (column < DIM)[None, :]
+        place = line[:, None] * DIM + column[None, :]
+        x = tl.load(x_ptr + place, mask=real, other=0.0).to(tl.float32)
+        inside = (line // HEADS * gate_stride + line % HEADS * DIM)[:, None] + column[None, :]
+        gate = tl.load(gate_ptr + inside, mask=real, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x * x, axis=1) / DIM + eps)
+        opened = tl.sigmoid(gate)
+        if SILU:
+            opened = opened * gate
+        result = x * scale[:, None] * weight[None, :] * opened
+        tl.store(x_ptr + place, result.to(x_ptr.dtype.element_ty), mask=real)
 
 
 def gated_norm(
@@ -55,7 +56,7 @@ def gated_norm(
     if dim & (dim - 1):
         raise ValueError(f"gated_norm: dv is {dim}, not a power of two")
     if x.numel():
-        gated_norm_kernel[(triton.cdiv(rows * heads, _LINES),)](
+        gated_norm_kernel[grid(triton.cdiv(rows * heads, _LINES), x.device)](
             x, gate, weight, rows * heads, gate.stride(0), eps,
             HEADS=heads, DIM=dim, LINES=_LINES, SILU=activation == "silu", num_warps=4,
         )  # fmt: skip
