@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -266,10 +267,10 @@ def _check_block(plan: Plan, drafter: Checkpoint) -> None:
     # DFlash's block holds the anchor and K masks; DSpark reads its first draft at the anchor.
     most = block if plan.method == "dspark" else block - 1
     if wanted > most:
-        logger.warning(
-            "num_speculative_tokens is %d, and %s was trained for blocks of %d (block_size): draft "
-            "tokens after the %dth are guesses. Set it to %d or less",
-            *(wanted, drafter.config_path, block, most, most),
+        _warn_once(
+            f"num_speculative_tokens is {wanted}, and {drafter.config_path} was trained for blocks "
+            f"of {block} (block_size): draft tokens after the {most}th are guesses. Set it to "
+            f"{most} or less"
         )
 
 
@@ -305,14 +306,20 @@ def _check_norms(found: Checkpoint, norms: dict[str, Any], zero_centred: bool) -
     means = {name: float(weight.mean()) for name, weight in norms.items()}
     usual = 1.0 if zero_centred else 0.0
     name = min(means, key=lambda n: abs(means[n] - usual))
-    logger.warning(
-        "%s holds norm weights that look made for a scale of %s (mean %.2f over %d norms, %.0f %% "
-        "not positive; %s: mean %.2f), and %s scales by %s: its outputs or drafts will be poor. %s "
-        "1 when the checkpoint is exported, or correct architectures in %s",
-        *(found.weights[name].path, stored, mean, len(norms), 100 * not_positive, name),
-        *(means[name], found.architecture, expected, "Subtract" if zero_centred else "Add"),
-        found.config_path,
+    suffering = "drafts" if found.option == _DRAFTER else "answers"
+    _warn_once(
+        f"{found.weights[name].path} holds norm weights that look made for a scale of {stored} "
+        f"(mean {mean:.2f} over {len(norms)} norms, {100 * not_positive:.0f} % not positive; "
+        f"{name}: mean {means[name]:.2f}), and {found.architecture} scales by {expected}: its "
+        f"{suffering} will be poor. {'Subtract' if zero_centred else 'Add'} 1 when the checkpoint "
+        f"is exported, or correct architectures in {found.config_path}"
     )
+
+
+@cache
+def _warn_once(line: str) -> None:
+    """A configuration is checked before vLLM is imported, and again where vLLM completes it."""
+    logger.warning(line)
 
 
 def _check_confidence_head(plan: Plan, drafter: Checkpoint) -> None:
