@@ -50,7 +50,7 @@ def unavailable(open_library: Callable[[], object]) -> str | None:
     if reason is None:
         try:
             open_library()
-        except (MissingLibraryError, OSError) as failure:
+        except (RuntimeError, OSError) as failure:  # missing, or built from other sources
             return str(failure)
     return reason
 

@@ -1,8 +1,10 @@
-"""gdn_verify, replay layout in Triton: against vLLM's kernel, the read roof and its own bytes.
+"""gdn_verify, replay layout: against vLLM's kernel, the read roof and its own bytes.
 
-PYTHONPATH=. python -m benchmarks.kernels.gdn_verify [--json PATH] [--repeats N] [--tune]
+python benchmarks/kernels/gdn_verify.py [--json PATH] [--repeats N] [--tune]
 
---tune checks and times every setting of CONFIGS first, and the figures are those of the fastest.
+The CUDA kernel and its launch cuts where it serves this host (`gdn_verify_cuda`), else Triton's;
+--tune is for Triton: every setting of CONFIGS is checked and timed first, and the figures are those
+of the fastest.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from vllm_ascend_spec.kernels.gdn_verify import replay
+from vllm_ascend_spec.kernels.gdn_verify import cuda, replay
 from vllm_ascend_spec.kernels.gdn_verify.replay import ReplayConfig
 from vllm_ascend_spec.kernels.gdn_verify.triton import NativeConfig, RowConfig
 
@@ -189,6 +191,11 @@ def ragged_rows(
 
 def main() -> None:
     options = _measure.arguments(__doc__ or "")
+    from benchmarks.kernels import gdn_verify_cuda  # which takes its shapes from here
+
+    if not options.tune and cuda.unavailable() is None:
+        gdn_verify_cuda.main()
+        return
     best, tried = tune() if options.tune else ({}, [])
     used = {
         str(s): str(best.get(s) or replay.default_config(s, MAX_ROWS, torch.device("cuda")))

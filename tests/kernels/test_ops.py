@@ -195,3 +195,13 @@ def test_every_operator_has_an_oracle_and_all_it_names_can_be_loaded() -> None:
         assert "naive" in there
         assert all(callable(ops._load(operator, kind)) for kind in there)
         assert callable(getattr(ops, operator))
+
+
+def test_a_library_of_other_sources_is_passed_over_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stale() -> None:
+        raise RuntimeError("lib.so was built from other sources")
+
+    monkeypatch.setattr(_cuda_library, "device_obstacle", lambda: None)
+    assert "other sources" in (_cuda_library.unavailable(stale) or "")
