@@ -83,6 +83,12 @@ class Options(BaseModel):
         ge=0,
         description="Most draft tokens that a step may verify over the whole batch.",
     )
+    draft_lengths: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(),
+        description="Shorter draft lengths at which MTP and EAGLE-3 may be run, besides "
+        "num_speculative_tokens: every token is a pass of theirs, and adaptive verification picks "
+        "the length that pays.",
+    )
     gdn_state: Literal["auto", "native", "replay"] = Field(
         default="auto",
         description="How speculation keeps the recurrent states of GDN layers. native: vLLM's "

@@ -54,6 +54,7 @@ def _run_batch(llm: Any, observer: recorder.Recorder, spy: _SchedulerSpy, batch:
         "answers": [_answer(output, observer.trace(output.request_id)) for output in outputs],
         "scheduled": spy.scheduled,
         "preemptions": spy.preemptions,
+        "lengths": spy.lengths,
         "counters": {name: value - before.get(name, 0.0) for name, value in _counters(llm).items()},
     }
 
@@ -124,12 +125,20 @@ def _answer(output: Any, trace: recorder.Trace) -> Any:
 
 
 class _SchedulerSpy:
-    """Rows that the scheduler gave each request in each step, and how often it preempted one."""
+    """Rows that the scheduler gave each request in each step, and how often it preempted one.
+
+    lengths: tokens that each round was to draft for a request, where that may differ.
+    """
 
     def __init__(self, llm: Any) -> None:
         self.clear()
-        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        core = llm.llm_engine.engine_core.engine_core
+        scheduler = core.scheduler
         schedule = scheduler.schedule
+        runner = core.model_executor.driver_worker.worker.model_runner
+        manager = getattr(runner, "adaptive_verification", None)
+        if hasattr(manager, "draft_length"):
+            self._watch(manager)
 
         def observed(*args: Any, **kwargs: Any) -> Any:
             output = schedule(*args, **kwargs)
@@ -142,7 +151,18 @@ class _SchedulerSpy:
 
     def clear(self) -> None:
         self.scheduled: list[list[int]] = []
+        self.lengths: list[int] = []
         self.preemptions = 0
+
+    def _watch(self, manager: Any) -> None:
+        draft_length = manager.draft_length
+
+        def observed() -> int | None:
+            length: int | None = draft_length()
+            self.lengths.append(length or manager.num_speculative_steps)
+            return length
+
+        manager.draft_length = observed
 
 
 def _counters(llm: Any) -> dict[str, float]:

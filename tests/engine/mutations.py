@@ -67,7 +67,8 @@ def partial_drafts_at_the_wrong_rows() -> None:
                 finally:
                     runner._chosen = chosen
                 # -1 marks drafts that nobody made.
-                return drafts if partial[-1] is None else drafts.flip(0).clamp(min=0)
+                rows, _ = partial[-1]
+                return drafts if rows is None else drafts.flip(0).clamp(min=0)
 
             wrong.__module__, wrong.__qualname__ = original.__module__, original.__qualname__
             return wrong
@@ -76,6 +77,26 @@ def partial_drafts_at_the_wrong_rows() -> None:
 
     runner._draft_for_part = faulty(runner._draft_for_part)
     runner._recur_for_part = faulty(runner._recur_for_part)
+
+
+def short_drafts_taken_for_whole() -> None:
+    """What a short round leaves of an earlier one is verified as if it had been drafted."""
+    from vllm_ascend_spec.engine import runner
+
+    attach = runner.attach
+
+    def attached(given: Any) -> None:
+        attach(given)
+        manager = given.adaptive_verification
+        right = manager.record_confidences
+
+        def wrong(confidence: Any, batch: Any) -> None:
+            right(confidence, batch)
+            manager._in_hand[manager._in_hand > 0] = manager.num_speculative_steps
+
+        manager.record_confidences = wrong
+
+    runner.attach = attached
 
 
 def replay_never_settles() -> None:

@@ -182,6 +182,11 @@ def test_a_layout_of_states_that_is_not_there_is_refused():
         check_layout(Options(gdn_state="replay"))
 
 
+def test_draft_lengths_are_refused():
+    with pytest.raises(UserError, match="draft_lengths: vllm-ascend's drafters always"):
+        check_layout(Options(draft_lengths=(2,)))
+
+
 def test_replicas_that_meet_every_step_are_refused():
     require_one_replica(1)
     with pytest.raises(UserError, match="--data-parallel-size 2 on a model of experts"):

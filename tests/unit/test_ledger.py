@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -84,3 +86,20 @@ def test_rows_inside_a_prompt_draft_nothing_that_counts(ledger: DraftLedger):
     ledger.learn(arrival(ledger, [3], [1], [0], makes=2))
     ledger.learn(arrival(ledger, [3], [1], [2], makes=3))
     assert ledger.controller.counters.drafted == DEPTH
+
+
+def test_a_short_round_counts_what_was_drafted(ledger: DraftLedger):
+    short = replace(arrival(ledger, [0, 1], [1, 1], [0, 0], makes=1), length=2)
+    ledger.learn(short)
+    ledger.learn(arrival(ledger, [0, 1], [3, 1], [2, 2], makes=2))
+    counters = ledger.controller.counters
+    assert (counters.drafted, counters.verified, counters.accepted) == (4, 4, 2)
+
+
+def test_what_a_short_round_left_out_keeps_its_chances(ledger: DraftLedger):
+    ledger.learn(arrival(ledger, [0], [1], [0], makes=1))
+    before = ledger.controller.memory.newest[0].copy()
+    given = arrival(ledger, [0], [2], [1], makes=2)
+    given.confidence[:, 1:] = 0.0
+    ledger.learn(replace(given, length=1))
+    assert ledger.controller.memory.newest[0].tolist() == before.tolist()

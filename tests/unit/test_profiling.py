@@ -92,6 +92,21 @@ def test_the_surface_prices_what_was_timed_and_leaves_warm_ups_out():
     assert cost.drafter.prices(7, 512.0)[4] == pytest.approx(0.25e6)
 
 
+def test_shorter_drafts_have_prices_of_their_own():
+    found = list(profiling.probes(LADDER, 7, 16, 64, 2048, lengths=(1, 3)))
+    timed = samples(found)
+    for probe, sample in zip(found, timed, strict=True):
+        sample.drafter_ms = 0.1 * (probe.length or 7)
+        if probe.length:
+            sample.forward_ms = 1e3  # not looked at
+    surface = profiling.build_surface(KEY, list(zip(found, timed, strict=True)), [], {})
+    cost = CostModel(surface, 16, 64)
+    assert cost.drafter.depths == (1, 3, 7)
+    for length in (1, 3, 7):
+        assert cost.drafter.prices(length, 512.0)[4] == pytest.approx(0.1e6 * length)
+    assert cost.verify(StepKind.FULL, 16, 16, 0, 16, 512.0)[0] < 1e7
+
+
 def test_a_missing_sample_is_refused():
     found = list(profiling.probes(LADDER, 7, 16, 64, 2048))
     runner = SimpleNamespace(max_num_tokens=64, device=torch.device("cpu"))

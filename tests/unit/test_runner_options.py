@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_ascend_spec.engine import runner
+from vllm_ascend_spec.engine import abilities, runner
 from vllm_ascend_spec.errors import UserError
+from vllm_ascend_spec.options import Options
 
 
 def params(extra: object) -> SimpleNamespace:
@@ -44,11 +45,11 @@ class StandaloneARSpeculator:
 
 
 def test_methods_and_what_can_be_skipped_follow_the_class():
-    assert runner.method_of(DFlash2Speculator()) == "dflash2"
-    assert runner.method_of(NgramGPUSpeculator()) == "ngram"
-    assert runner.method_of(StandaloneARSpeculator()) == "draft_model"
-    assert runner.can_skip(DFlash2Speculator())
-    assert not runner.can_skip(StandaloneARSpeculator())
+    assert abilities.method_of(DFlash2Speculator()) == "dflash2"
+    assert abilities.method_of(NgramGPUSpeculator()) == "ngram"
+    assert abilities.method_of(StandaloneARSpeculator()) == "draft_model"
+    assert abilities.can_skip(DFlash2Speculator())
+    assert not abilities.can_skip(StandaloneARSpeculator())
 
 
 def test_a_batch_that_cannot_be_ranked_is_refused_at_start_up():
@@ -56,3 +57,19 @@ def test_a_batch_that_cannot_be_ranked_is_refused_at_start_up():
     for requests, draft_tokens in ((1025, 7), (8, 17)):
         with pytest.raises(UserError, match="max_num_seqs"):
             runner._check_size(requests, draft_tokens)
+
+
+def test_draft_lengths_are_for_drafters_that_pay_for_every_token():
+    class MTPSpeculator:
+        pass
+
+    class DFlashSpeculator:
+        pass
+
+    shorter = Options(draft_lengths=(4, 2))
+    assert abilities.draft_lengths(shorter, MTPSpeculator(), 7) == (2, 4, 7)
+    assert abilities.draft_lengths(Options(), MTPSpeculator(), 7) == ()
+    with pytest.raises(UserError, match="dflash drafts its tokens at once"):
+        abilities.draft_lengths(shorter, DFlashSpeculator(), 7)
+    with pytest.raises(UserError, match="holds 4, more than num_speculative_tokens = 3"):
+        abilities.draft_lengths(shorter, MTPSpeculator(), 3)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,8 @@ from vllm_ascend_spec.engine.calibrations import CalibrationStore
 from vllm_ascend_spec.engine.chances import DeviceTables
 from vllm_ascend_spec.engine.ledger import Arrival, Bools, DraftLedger
 from vllm_ascend_spec.engine.metrics import BudgetMetrics
-from vllm_ascend_spec.engine.step_clock import StepClock, Ticks
+from vllm_ascend_spec.engine.planned import Planned, account
+from vllm_ascend_spec.engine.step_clock import StepClock
 from vllm_ascend_spec.kernels import ops
 from vllm_ascend_spec.kernels.pack_rows import Batch, PackedRows
 from vllm_ascend_spec.kernels.record_round import Verdict
@@ -44,29 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ascend_spec.adaptive")
 
-# Longer than the inputs of a step take, which is all that lies between two steps where the host is
-# ahead of the device.
-WAITED_MS = 0.5
-
 _RETURNS_ADMITTED_COUNTS = hasattr(upstream_module, "AdmittedDraftCounts")  # vLLM 0.33
-
-
-@dataclass(frozen=True)
-class Planned:
-    """The plan of the step under way, and what it was made for.
-
-    draft_next: bool by request slot, who is drafted for after the step.
-    """
-
-    plan: Plan
-    budget: int
-    kind: StepKind
-    requests: int
-    sampling: int
-    context: float
-    drafts: dict[str, int]
-    base: dict[str, int]
-    draft_next: Bools
 
 
 class BudgetManager(AdaptiveVerificationManager):
@@ -114,7 +92,7 @@ class BudgetManager(AdaptiveVerificationManager):
         self.last_plan: Plan | None = None
         self._planned: Planned | None = None
         self._rounds = np.zeros(states.max_num_reqs, dtype=np.int64)
-        self._undrafted = np.zeros(states.max_num_reqs, dtype=np.bool_)
+        self._in_hand = np.full(states.max_num_reqs, depth)
         self._opted_out = np.zeros(states.max_num_reqs, dtype=np.bool_)
         self._samples = np.zeros(states.max_num_reqs, dtype=np.bool_)
         self._ladder: list[int] = []
@@ -143,7 +121,7 @@ class BudgetManager(AdaptiveVerificationManager):
         """A new request takes the slot."""
         self._confidence_probs[req_idx].fill_(1.0)
         self.ledger.begin(req_idx)
-        self._undrafted[req_idx] = False
+        self._in_hand[req_idx] = self.num_speculative_steps
         self._opted_out[req_idx] = False
         self._tables.describe(req_idx, 0, False)
 
@@ -172,6 +150,7 @@ class BudgetManager(AdaptiveVerificationManager):
                 states.max_num_reqs,
                 states.max_num_batched_tokens,
                 states.max_model_len,
+                self.limits.depths[:-1],
             )
         )
         steps = getattr(self._runner.model_state, "ascend_spec_steps", None)
@@ -206,8 +185,8 @@ class BudgetManager(AdaptiveVerificationManager):
         self._read_arrivals(self._must_not_know(slots))
         scheduled = np.array([len(draft_tokens.get(r, ())) for r in req_ids], dtype=np.int64)
         base = np.fromiter(num_tokens_per_req.values(), np.int64, len(req_ids)) - scheduled
-        # Placeholders of a round that was skipped: nothing was drafted, nothing can be verified.
-        in_hand = np.where(self._undrafted[slots], 0, scheduled)
+        # Of a round that was skipped or short, what is missing are placeholders.
+        in_hand = np.minimum(scheduled, self._in_hand[slots])
         planned = self._plan(req_ids, slots, in_hand, base)
         self._planned, self.last_plan = planned, planned.plan
         # Read by upstream's `compact_batch`, which asks for the total alone.
@@ -246,6 +225,13 @@ class BudgetManager(AdaptiveVerificationManager):
         chosen = self._drafted(slots, self._planned)
         return None if chosen.all() else np.flatnonzero(chosen)
 
+    def draft_length(self) -> int | None:
+        """Tokens to draft after this step; None for all K."""
+        planned = self._planned
+        if planned is None or planned.length == self.num_speculative_steps:
+            return None
+        return planned.length
+
     def _drafted(self, slots: Ints, planned: Planned | None) -> Bools:
         if not self.may_skip or planned is None:
             return np.ones(len(slots), dtype=np.bool_)
@@ -259,7 +245,8 @@ class BudgetManager(AdaptiveVerificationManager):
         sampled, self._sampled = self._sampled, None
         slots = np.asarray(input_batch.idx_mapping_np[:requests], dtype=np.int64)
         drafted = self._drafted(slots, planned)
-        self._undrafted[slots] = ~drafted
+        length = self.num_speculative_steps if planned is None else planned.length
+        self._in_hand[slots] = np.where(drafted, length, 0)
         judges = self._rounds[slots]
         self._rounds[slots] += 1
         figures = None if sampled is None else self.ring.stage()
@@ -282,6 +269,7 @@ class BudgetManager(AdaptiveVerificationManager):
                 judges=judges,
                 makes=self._rounds[slots],
                 drafted=drafted,
+                length=length,
                 context=(planned, ticks, int(np.count_nonzero(drafted))),
             )
         )
@@ -317,6 +305,8 @@ class BudgetManager(AdaptiveVerificationManager):
             drafts=dict(zip(req_ids, in_hand.tolist(), strict=True)),
             base=dict(zip(req_ids, base.tolist(), strict=True)),
             draft_next=draft_next,
+            # A request that opted out has whole drafts, and one length is for all.
+            length=self.num_speculative_steps if opted_out.any() else plan.depth,
         )
 
     def _slots(self, req_ids: list[str]) -> Ints:
@@ -348,40 +338,13 @@ class BudgetManager(AdaptiveVerificationManager):
                     verified=figures[:, depth].astype(np.int64),
                     confidence=figures[:, :depth],
                     drafted=landed.step.drafted,
+                    length=landed.step.length,
                 )
             )
             planned, ticks, drafted = landed.step.context
             if planned is not None:
-                self._account(planned, ticks, emitted, drafted)
+                account(self.controller, planned, ticks, emitted, drafted)
         if self.metrics is not None:
             self.metrics.step(self.controller, self.last_plan)
         if self._store is not None:
             self._store.step(self.controller.calibration)
-
-    def _account(self, planned: Planned, ticks: Ticks | None, emitted: int, drafted: int) -> None:
-        times = ticks.read() if ticks is not None else None
-        real_ms = None
-        if times is not None:
-            real_ms = times.total_ms
-            device_waited = times.idle_ms is not None and times.idle_ms > WAITED_MS
-            if times.period_ms is not None:
-                self.controller.observe_host(planned.requests, times.period_ms, device_waited)
-            if device_waited:  # such a step tells the host's time, not the device's
-                real_ms, times = times.period_ms, None
-        self.controller.observe_step(planned.plan, planned.sampling, emitted, real_ms)
-        if times is not None:
-            self.controller.observe_target(
-                planned.kind,
-                planned.plan.rows - planned.plan.draft_rows + planned.budget,
-                planned.sampling + planned.budget,
-                planned.requests,
-                planned.context,
-                times.target_ms,
-            )
-            self.controller.observe_drafter(
-                drafted,
-                drafted == planned.requests,
-                planned.plan.depth,
-                planned.context,
-                times.total_ms - times.target_ms,
-            )

@@ -33,6 +33,7 @@ class InFlight:
     judges: Ints
     makes: Ints
     drafted: Bools
+    length: int | None = None
     context: Any = None
     buffer: int = -1
 

@@ -51,7 +51,12 @@ def _check(vllm_config: Any, options: Options) -> None:
 
 
 def check_layout(options: Options) -> None:
-    """Refuse a layout of recurrent states that vllm-ascend's cache does not have."""
+    """Refuse a layout of recurrent states, and draft lengths, that vllm-ascend does not have."""
+    if options.draft_lengths:
+        raise UserError(
+            "ascend_spec.draft_lengths: vllm-ascend's drafters always draft "
+            "num_speculative_tokens. Leave it out."
+        )
     if options.gdn_state == "replay":
         raise UserError(
             'ascend_spec.gdn_state is "replay", and vllm-ascend keeps a state for each row: only '

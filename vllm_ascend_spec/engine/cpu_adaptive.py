@@ -78,8 +78,13 @@ def create_manager(
     return manager
 
 
-def assumed_surface(cpu: CpuOptions, method: str, draft_tokens: int) -> Surface:
-    """The options' cost curves as a surface: mixed steps cost what full ones cost."""
+def assumed_surface(
+    cpu: CpuOptions, method: str, draft_tokens: int, lengths: tuple[int, ...] = ()
+) -> Surface:
+    """The options' cost curves as a surface: mixed steps cost what full ones cost.
+
+    lengths: draft lengths at which the drafter may be run; a shorter draft costs its share.
+    """
     ladder = tuple(rows for rows, _ in cpu.verify_cost_ms)
     widest, dearest = cpu.verify_cost_ms[-1]
     before, cheaper = cpu.verify_cost_ms[-2]
@@ -110,7 +115,8 @@ def assumed_surface(cpu: CpuOptions, method: str, draft_tokens: int) -> Surface:
         ),
         target=tuple(points),
         drafter=tuple(
-            DrafterPoint(requests=requests, depth=draft_tokens, context=1, ms=ms)
+            DrafterPoint(requests=requests, depth=length, context=1, ms=ms * length / draft_tokens)
             for requests, ms in cpu.draft_cost_ms
+            for length in lengths or (draft_tokens,)
         ),
     )

@@ -26,7 +26,8 @@ class Arrival:
     slots: int [R], request slots. tenants: int [R], who had each slot. judges, makes: int [R],
     numbers of the drafting rounds that the step judged and made. sampled: int [R], tokens emitted,
     0 inside a prompt. verified: int [R], draft tokens verified. confidence: float [R, K] of the
-    drafts made after the step. drafted: bool [R], for whom any were made.
+    drafts made after the step. drafted: bool [R], for whom any were made. length: how many each,
+    K if None.
     """
 
     slots: Ints
@@ -37,6 +38,7 @@ class Arrival:
     verified: Ints
     confidence: npt.NDArray[np.float32]
     drafted: Bools
+    length: int | None = None
 
 
 class DraftLedger:
@@ -48,6 +50,7 @@ class DraftLedger:
         self._tenants = np.zeros(max_requests, dtype=np.int64)
         # The drafts that each slot has in hand, as they were recorded; round 0 is none.
         self._round = np.zeros(max_requests, dtype=np.int64)
+        self._length = np.zeros(max_requests, dtype=np.int64)
         self._scores = np.zeros((max_requests, draft_tokens), dtype=np.uint16)
         self._survival = np.zeros((max_requests, draft_tokens), dtype=np.uint16)
         self._valid = np.ones(max_requests, dtype=np.bool_)
@@ -81,7 +84,7 @@ class DraftLedger:
         before = Drafts(
             slots, classes, self._scores[slots], self._survival[slots], self._valid[slots]
         )
-        drafted = np.full(len(slots), self.draft_tokens)
+        drafted = self._length[slots]
         accepted = np.minimum(arrival.sampled[judged] - 1, verified)
         self.controller.observe(before, drafted, verified, accepted)
 
@@ -91,8 +94,10 @@ class DraftLedger:
             return
         # Inside a prompt a drafter runs for its cache alone, and its drafts are never verified.
         made = (arrival.sampled[present] > 0) & arrival.drafted[present]
-        drafted = np.where(made, self.draft_tokens, 0)
-        new = self.controller.record(slots, arrival.confidence[present], drafted)
+        length = self.draft_tokens if arrival.length is None else arrival.length
+        drafted = np.where(made, length, 0)
+        new = self.controller.record(slots, arrival.confidence[present], drafted, length)
+        self._length[slots] = drafted
         self._round[slots] = np.where(made, arrival.makes[present], 0)
         self._scores[slots], self._survival[slots] = new.scores, new.survival
         self._valid[slots] = True if new.valid is None else new.valid

@@ -19,26 +19,49 @@ from vllm_ascend_spec.budget.survival import Ints
 
 
 @torch.inference_mode()
-def draft_on(speculator: Any, given: dict[str, Any], chosen: Ints) -> torch.Tensor:
-    """Go on after a first pass: draft tokens 2 to K for the batch rows `chosen` (ascending).
+def draft_on(speculator: Any, given: dict[str, Any], chosen: Ints, length: int) -> torch.Tensor:
+    """Go on after a first pass: draft tokens 2 to `length` for the batch rows `chosen` (ascending).
 
     given: arguments of upstream's `propose`. Returns int64 [R, K] in batch order; entries of other
-    rows mean nothing, and their confidences are 0.
+    rows and past `length` mean nothing, and their confidences are 0.
     """
     batch, requests = given["input_batch"], len(chosen)
     drafts = speculator.draft_tokens[: batch.num_reqs]
     confidence = speculator.draft_token_confidence_probs[: batch.num_reqs]
     rows = async_tensor_h2d(chosen, device=speculator.device)
     first = confidence[rows, 0]
-    if speculator.num_speculative_steps > 1:
+    if length > 1:
         _to_the_front(speculator, given, rows, drafts[rows, 0])
-        _recur(speculator, requests, batch.seq_lens_cpu_upper_bound[torch.from_numpy(chosen)])
-    made = drafts[:requests, 1:].clone(), confidence[:requests, 1:].clone()
-    drafts[rows, 1:] = made[0]
+        bounds = batch.seq_lens_cpu_upper_bound[torch.from_numpy(chosen)]
+        _recur(speculator, requests, bounds, length)
+    made = drafts[:requests, 1:length].clone(), confidence[:requests, 1:length].clone()
+    drafts[rows, 1:length] = made[0]
     confidence.zero_()
     confidence[rows, 0] = first
-    confidence[rows, 1:] = made[1]
+    confidence[rows, 1:length] = made[1]
     return drafts
+
+
+def capture_lengths(graphs: Any, lengths: tuple[int, ...]) -> None:
+    """Have the fused passes after the first captured once for each draft length.
+
+    graphs: vLLM's manager of them, before its capture. One graph runs all K passes, and would run
+    them whatever length is asked for. Read in vLLM 0.32 and 0.33, not run on a GPU yet.
+    """
+    from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
+        SpeculatorBatchDescriptor,
+    )
+
+    graphs._capture_descs = {
+        mode: [
+            SpeculatorBatchDescriptor(**vars(shape), num_speculative_tokens=length)
+            for shape in shapes
+            if not isinstance(shape, SpeculatorBatchDescriptor)  # of an earlier capture
+            for length in sorted(set(lengths) - {1}, reverse=True)
+        ]
+        or shapes
+        for mode, shapes in graphs._capture_descs.items()
+    }
 
 
 def _to_the_front(
@@ -68,9 +91,8 @@ def _to_the_front(
     )
 
 
-def _recur(speculator: Any, requests: int, longest: torch.Tensor) -> None:
+def _recur(speculator: Any, requests: int, longest: torch.Tensor, depth: int) -> None:
     """All passes but the first. longest: bounds of the requests' lengths, on the host."""
-    depth = speculator.num_speculative_steps
     speculator.draft_max_seq_len = min(int(longest.max()) + depth, speculator.max_model_len)
     shape, _ = dispatch_cg_and_sync_dp(
         speculator.decode_cudagraph_manager,

@@ -36,19 +36,24 @@ logger = logging.getLogger("vllm.ascend_spec.adaptive")
 REPLAYS = 3
 WARMUPS = 1
 MAX_SIZES = 28  # of a ladder; the rest is interpolated on it
+MAX_LENGTH_SIZES = 6  # the same, for draft lengths below K
 CONTEXTS = (512, 8192)
 PENDING_ROWS = 10  # of the replay layout's ring of 32: the mean between two flushes
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One dummy step: `rows` rows of `requests` requests, in a graph captured for `captured`."""
+    """One dummy step: `rows` rows of `requests` requests, in a graph captured for `captured`.
+
+    length: tokens drafted after it; None for all K.
+    """
 
     rows: int
     requests: int
     context: int
     warmup: bool
     captured: int
+    length: int | None = None
 
     @property
     def concentrated(self) -> bool:
@@ -76,9 +81,13 @@ def thin(ladder: list[int], limit: int = MAX_SIZES) -> list[int]:
 
 
 def probes(
-    ladder: list[int], draft_tokens: int, max_requests: int, max_rows: int, max_context: int
-) -> Iterator[Probe]:
-    """Every dummy step to time, graphs first, then sizes that no graph covers."""
+    ladder: list[int], draft_tokens: int, max_requests: int, max_rows: int, max_context: int,
+    lengths: Sequence[int] = (),
+) -> Iterator[Probe]:  # fmt: skip
+    """Every dummy step to time, graphs first, then sizes that no graph covers.
+
+    lengths: draft lengths below K to time as well, at a few sizes.
+    """
     largest = ladder[-1] if ladder else 0
     beyond = sorted({min(largest * 3 // 2, max_rows), min(largest * 2, max_rows)} - {0, largest})
     contexts = sorted({min(c, max_context - draft_tokens - 1) for c in CONTEXTS})
@@ -90,10 +99,21 @@ def probes(
                 turns = WARMUPS + REPLAYS if requests == captured else REPLAYS
                 for turn in range(turns):
                     yield Probe(rows, requests, context, turn < turns - REPLAYS, captured)
+        yield from _short_drafts(ladder, lengths, max_requests, context)
         for rows in beyond:
             for requests in sorted(_request_counts(rows, draft_tokens + 1, max_requests)):
                 for turn in range(WARMUPS + REPLAYS):
                     yield Probe(rows, requests, context, turn < WARMUPS, requests)
+
+
+def _short_drafts(
+    ladder: list[int], lengths: Sequence[int], max_requests: int, context: int
+) -> Iterator[Probe]:
+    for rows in thin(ladder, MAX_LENGTH_SIZES):
+        requests = min(rows, max_requests)
+        for length in lengths:
+            for turn in range(WARMUPS + REPLAYS):
+                yield Probe(rows, requests, context, turn < WARMUPS, requests, length)
 
 
 def _sharings(rows: int, width: int, max_requests: int) -> list[int]:
@@ -174,16 +194,18 @@ def build_surface(
     Raises ValueError where nothing was timed.
     """
     target: dict[tuple[StepKind, int, int, int], list[float]] = defaultdict(list)
-    drafter: dict[tuple[int, int], list[float]] = defaultdict(list)
+    drafter: dict[tuple[int, int, int], list[float]] = defaultdict(list)
     for probe, sample in timed:
         if probe.warmup:
             continue
         kind = StepKind.FULL if sample.full_cudagraph else StepKind.EAGER
         rows = sample.num_target_tokens
         requests = probe.requests if probe.concentrated else sample.num_reqs
-        target[kind, rows, requests, probe.context].append(sample.forward_ms)
+        if probe.length is None:
+            target[kind, rows, requests, probe.context].append(sample.forward_ms)
         if sample.full_cudagraph and not probe.concentrated:
-            drafter[requests, probe.context].append(sample.drafter_ms)
+            length = probe.length or key.draft_tokens
+            drafter[length, requests, probe.context].append(sample.drafter_ms)
     return Surface(
         key=key,
         measured=measured,
@@ -193,10 +215,8 @@ def build_surface(
         ),
         logits=tuple(logits),
         drafter=tuple(
-            DrafterPoint(
-                requests=requests, depth=key.draft_tokens, context=context, ms=_median(times)
-            )
-            for (requests, context), times in sorted(drafter.items())
+            DrafterPoint(requests=requests, depth=length, context=context, ms=_median(times))
+            for (length, requests, context), times in sorted(drafter.items())
         ),
     )
 

@@ -15,6 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from vllm_ascend_spec.budget.planner import Limits
+from vllm_ascend_spec.engine.abilities import (
+    bases,
+    can_draft_part,
+    can_skip,
+    draft_lengths,
+    method_of,
+)
 from vllm_ascend_spec.engine.patching import Replacement, in_place_of
 from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.options import CONFIG_KEY, Options
@@ -25,9 +32,6 @@ OPT_OUT_KEY = f"{CONFIG_KEY}_adaptive"
 
 _RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 _SPECULATORS = "vllm.v1.worker.gpu.spec_decode"
-# Speculators whose drafting can be left out while their cache is kept.
-_SKIPPING = {"TargetDependentARSpeculator", "DFlashSpeculator"}
-_RECURRING = {"MTPSpeculator", "EagleSpeculator"}
 _BLOCK_CLASSES = {
     "dflash": "DFlashSpeculator",
     "dspark": "DSparkSpeculator",
@@ -68,6 +72,12 @@ def replacements() -> tuple[Replacement, ...]:
             "TargetDependentARSpeculator.propose",
             reason="a round that does not pay drafts nothing",
             make=_recur_for_part,
+        ),
+        Replacement(
+            target=f"{_SPECULATORS}.target_dependent_ar.speculator:"
+            "TargetDependentARSpeculator.capture",
+            reason="a shorter draft has graphs of its own (ascend_spec.draft_lengths)",
+            make=_capture_lengths,
         ),
         Replacement(
             target=f"{_SPECULATORS}.dflash.speculator:DFlashSpeculator.capture",
@@ -127,6 +137,7 @@ def attach(runner: Any) -> None:
         max_rows=runner.max_num_tokens,
         max_logits_rows=upstream._max_total_logits,
         max_draft_rows=options.max_draft_rows,
+        depths=draft_lengths(options, runner.speculator, depth),
         drafts_subset=parallel.data_parallel_size == 1 and can_draft_part(runner.speculator),
         # Assumed costs are the same all day: nothing is gained by finding them out at once.
         probe_credit_ms=0.0 if runner.device.type == "cpu" else Limits.probe_credit_ms,
@@ -146,10 +157,10 @@ def attach(runner: Any) -> None:
     if runner.device.type == "cpu":
         from vllm_ascend_spec.engine.cpu_adaptive import assumed_surface
 
-        manager.use_surface(assumed_surface(options.cpu, method, depth))
+        manager.use_surface(assumed_surface(options.cpu, method, depth, limits.depths))
     runner.adaptive_verification = manager
     runner.speculator.ascend_spec_manager = manager
-    if can_draft_part(runner.speculator) and "DFlashSpeculator" in _bases(runner.speculator):
+    if can_draft_part(runner.speculator) and "DFlashSpeculator" in bases(runner.speculator):
         from vllm_ascend_spec.engine.partial_drafts import ContextGraphs
 
         runner.speculator.ascend_spec_contexts = ContextGraphs(runner.speculator)
@@ -180,34 +191,6 @@ def _check_size(requests: int, draft_tokens: int) -> None:
         f"tokens, and max_num_seqs x num_speculative_tokens is {requests} x {draft_tokens}. Lower "
         'them, or set ascend_spec.planner to "vllm".'
     )
-
-
-def method_of(speculator: Any) -> str:
-    """The drafting method by its class; vLLM names DFlash 2 `dflash`, too."""
-    name = type(speculator).__name__.lower()
-    for method in ("dflash2", "dflash", "dspark", "eagle", "mtp", "ngram"):
-        if method in name:
-            return {"eagle": "eagle3"}.get(method, method)
-    return "draft_model"
-
-
-def can_skip(speculator: Any) -> bool:
-    """Whether a round can leave out the drafting and keep the drafter's cache."""
-    return bool(_bases(speculator) & _SKIPPING)
-
-
-def _bases(speculator: Any) -> set[str]:
-    return {base.__name__ for base in type(speculator).__mro__}
-
-
-def can_draft_part(speculator: Any) -> bool:
-    """Whether a round can draft for some requests of the batch and leave the others out."""
-    bases = _bases(speculator)
-    if getattr(speculator, "pcp_manager", None) is not None:
-        return False
-    # vLLM 0.33 stores the context elsewhere (`_store_hidden_states`): read, not run.
-    block = "DFlashSpeculator" in bases and not hasattr(speculator, "_store_hidden_states")
-    return block or bool(bases & _RECURRING)
 
 
 def _describe_after(original: Any) -> Any:
@@ -287,12 +270,14 @@ def _show_verdict(original: Any) -> Any:
     return observe_verification
 
 
-def _chosen(speculator: Any, given: dict[str, Any]) -> Any:
-    """Batch rows that a round drafts for, int [n]; None for all of them."""
+def _chosen(speculator: Any, given: dict[str, Any]) -> tuple[Any, int | None]:
+    """Batch rows that a round drafts for, int [n], and tokens each; None for all of them."""
     manager = getattr(speculator, "ascend_spec_manager", None)
-    if manager is None or given.get("dummy_run"):
-        return None
-    return manager.drafted_rows(_slots(given["input_batch"]))
+    if manager is None:
+        return None, None
+    if given.get("dummy_run"):
+        return None, None if manager.probe is None else manager.probe.length
+    return manager.drafted_rows(_slots(given["input_batch"])), manager.draft_length()
 
 
 def _slots(batch: Any) -> Any:
@@ -302,34 +287,45 @@ def _slots(batch: Any) -> Any:
 
 
 def _proposing(original: Any, draft_part: Callable[..., Any]) -> Any:
-    """`propose` that asks `draft_part` where some requests are left out."""
+    """`propose` that asks `draft_part` where some requests, or some of the tokens, are left out."""
     names = list(inspect.signature(original).parameters)[1:]
 
     @in_place_of(original)
     def propose(self: Any, *args: Any, **named: Any) -> Any:
         given = dict(zip(names, args, strict=False)) | named
-        chosen = _chosen(self, given)
-        if chosen is None:
+        chosen, length = _chosen(self, given)
+        if chosen is None and length is None:
             return original(self, **given)
-        return draft_part(original, self, given, chosen)
+        return draft_part(original, self, given, chosen, length)
 
     return propose
 
 
 def _recur_for_part(original: Any) -> Any:
-    def draft_part(original: Any, speculator: Any, given: dict[str, Any], chosen: Any) -> Any:
+    def draft_part(
+        original: Any, speculator: Any, given: dict[str, Any], chosen: Any, length: int | None
+    ) -> Any:
+        length = length or int(speculator.num_speculative_steps)
+        if chosen is None:
+            drafts = original(speculator, **given | {"num_speculative_tokens": length})
+            # What lies there is of an earlier round.
+            speculator.draft_token_confidence_probs[: len(drafts), length:].zero_()
+            return drafts
         if chosen.size == 0:
             return original(speculator, **given | {"num_speculative_tokens": 0})
         from vllm_ascend_spec.engine.partial_recursion import draft_on
 
         original(speculator, **given | {"num_speculative_tokens": 1})
-        return draft_on(speculator, given, chosen)
+        return draft_on(speculator, given, chosen, length)
 
     return _proposing(original, draft_part)
 
 
 def _draft_for_part(original: Any) -> Any:
-    def draft_part(original: Any, speculator: Any, given: dict[str, Any], chosen: Any) -> Any:
+    def draft_part(
+        original: Any, speculator: Any, given: dict[str, Any], chosen: Any, length: int | None
+    ) -> Any:
+        assert length is None, "a block is drafted whole"
         if can_draft_part(speculator):
             from vllm_ascend_spec.engine.partial_drafts import Round, draft
 
@@ -341,6 +337,19 @@ def _draft_for_part(original: Any) -> Any:
             speculator.ascend_spec_skips = False
 
     return _proposing(original, draft_part)
+
+
+def _capture_lengths(original: Any) -> Any:
+    @in_place_of(original)
+    def capture(self: Any) -> None:
+        manager = getattr(self, "ascend_spec_manager", None)
+        if manager is not None and manager.limits.depths and self.supports_decode_metadata_update:
+            from vllm_ascend_spec.engine.partial_recursion import capture_lengths
+
+            capture_lengths(self.decode_cudagraph_manager, manager.limits.depths)
+        original(self)
+
+    return capture
 
 
 def _capture_contexts(original: Any) -> Any:

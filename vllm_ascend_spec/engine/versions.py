@@ -180,6 +180,7 @@ REQUIRED: dict[str, tuple[UpstreamName, ...]] = {
             f"{_RECURRING}:TargetDependentARSpeculator.propose",
             ("input_batch", "num_rejected", "num_speculative_tokens"),
         ),
+        UpstreamName(f"{_RECURRING}:TargetDependentARSpeculator.capture"),
         UpstreamName(f"{_RECURRING}:TargetDependentARSpeculator._multi_step_decode"),
         UpstreamName(f"{_RECURRING}:TargetDependentARSpeculator._fused_multi_step_decode"),
         UpstreamName(f"{_RECURRING}:prepare_decode_inputs", ("advance_draft_positions",)),
