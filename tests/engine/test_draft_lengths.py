@@ -41,6 +41,7 @@ def test_the_plan_picks_shorter_drafts_where_they_pay(method: str, run_arm: RunA
     assert sum(length < 7 for length in lengths) > len(lengths) / 2, lengths
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ALL)
 def test_nothing_is_verified_that_a_short_round_did_not_draft(method: str, run_arm: RunArm):
     """Taken for whole, a short draft ends in tokens of an earlier one, and acceptance falls."""

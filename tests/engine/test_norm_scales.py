@@ -20,8 +20,8 @@ from vllm_ascend_spec.engine.checkpoint import Checkpoint
 from vllm_ascend_spec.zoo import Zoo
 
 SMALL = 0.001  # bfloat16 holds 0.00099945; 1 + that is 1 in bfloat16
-THOROUGH = ("dflash", "eagle3")
-METHODS = ["dspark", "mtp", *(pytest.param(m, marks=pytest.mark.thorough) for m in THOROUGH)]
+THOROUGH = ("mtp", "dflash", "eagle3")
+METHODS = ["dspark", *(pytest.param(m, marks=pytest.mark.thorough) for m in THOROUGH)]
 
 
 def with_norms(source: Path, made: Path, zero_centred: bool) -> Path:

@@ -77,6 +77,7 @@ def test_kernel_lowers(case: Case, chip: str) -> None:
 
 @needs_compilers
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.xfail(reason="Ascend 950 is advisory: triton-ascend 3.2.0 predates it", strict=False)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_kernel_lowers_for_the_950(case: Case) -> None:
