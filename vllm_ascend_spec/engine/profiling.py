@@ -96,24 +96,28 @@ def probes(
             captured = min(rows, max_requests)
             for requests in _sharings(rows, draft_tokens + 1, max_requests):
                 # One graph for all of them: it is warm after the first.
-                turns = WARMUPS + REPLAYS if requests == captured else REPLAYS
-                for turn in range(turns):
-                    yield Probe(rows, requests, context, turn < turns - REPLAYS, captured)
-        yield from _short_drafts(ladder, lengths, max_requests, context)
+                warmups = WARMUPS if requests == captured else 0
+                yield from _turns(rows, requests, context, captured, warmups=warmups)
+        for rows in thin(ladder, MAX_LENGTH_SIZES) if lengths else ():
+            requests = min(rows, max_requests)
+            for length in lengths:
+                yield from _turns(rows, requests, context, requests, length)
         for rows in beyond:
             for requests in sorted(_request_counts(rows, draft_tokens + 1, max_requests)):
-                for turn in range(WARMUPS + REPLAYS):
-                    yield Probe(rows, requests, context, turn < WARMUPS, requests)
+                yield from _turns(rows, requests, context, requests)
 
 
-def _short_drafts(
-    ladder: list[int], lengths: Sequence[int], max_requests: int, context: int
+def _turns(
+    rows: int,
+    requests: int,
+    context: int,
+    captured: int,
+    length: int | None = None,
+    warmups: int = WARMUPS,
 ) -> Iterator[Probe]:
-    for rows in thin(ladder, MAX_LENGTH_SIZES):
-        requests = min(rows, max_requests)
-        for length in lengths:
-            for turn in range(WARMUPS + REPLAYS):
-                yield Probe(rows, requests, context, turn < WARMUPS, requests, length)
+    """One step, `warmups` times for nothing and then `REPLAYS` times to be timed."""
+    for turn in range(warmups + REPLAYS):
+        yield Probe(rows, requests, context, turn < warmups, captured, length)
 
 
 def _sharings(rows: int, width: int, max_requests: int) -> list[int]:
