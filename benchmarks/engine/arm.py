@@ -65,8 +65,9 @@ class Engine:
     @property
     def runner(self) -> Any:
         """vLLM's model runner; the engine lives in this process."""
-        core = self.llm.llm_engine.engine_core.engine_core
-        return core.model_executor.driver_worker.worker.model_runner
+        from vllm_ascend_spec.engine.launch import model_runner
+
+        return model_runner(self.llm)
 
     def windows(
         self, loads: list[int], prompt_tokens: int, skip: int, steps: int, seed: int

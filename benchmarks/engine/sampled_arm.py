@@ -98,11 +98,10 @@ def main() -> None:
     if request.get("fault"):
         module, _, name = request["fault"].partition(":")
         getattr(importlib.import_module(module), name)()
-    from vllm_ascend_spec.engine.launch import make_llm, sampling_params
+    from vllm_ascend_spec.engine.launch import make_llm, model_runner, sampling_params
 
     llm = make_llm(request["model"], **request["engine"])
-    core = llm.llm_engine.engine_core.engine_core
-    runner = core.model_executor.driver_worker.worker.model_runner
+    runner = model_runner(llm)
     tokens = Tokens()
     watch(runner, tokens)
     outputs = llm.generate(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_ascend_spec.engine import recorder
-from vllm_ascend_spec.engine.launch import make_llm
+from vllm_ascend_spec.engine.launch import make_llm, model_runner
 
 
 def main(request_path: str, answer_path: str) -> None:
@@ -132,11 +132,9 @@ class _SchedulerSpy:
 
     def __init__(self, llm: Any) -> None:
         self.clear()
-        core = llm.llm_engine.engine_core.engine_core
-        scheduler = core.scheduler
+        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         schedule = scheduler.schedule
-        runner = core.model_executor.driver_worker.worker.model_runner
-        manager = getattr(runner, "adaptive_verification", None)
+        manager = getattr(model_runner(llm), "adaptive_verification", None)
         if hasattr(manager, "draft_length"):
             self._watch(manager)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vllm_ascend_spec.engine import packages
-from vllm_ascend_spec.engine.launch import make_llm
+from vllm_ascend_spec.engine.launch import make_llm, model_runner
 
 SENTINEL = 0x3B
 UNIT = 1024  # bytes; changes are reported in units of so many
@@ -32,8 +32,7 @@ def main(request_path: str, answer_path: str) -> None:
         seed=0,
         **request["engine"],
     )
-    worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
-    runner = worker.model_runner
+    runner = model_runner(llm)
     answer = {"norms": norms(runner), "context_norms": context_norms(runner)}
     if request["prompts"]:
         answer |= {

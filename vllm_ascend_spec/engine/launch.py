@@ -62,6 +62,12 @@ def make_llm(model: str, *, platform: str = "auto", **kwargs: Any) -> LLM:
     return LLM(model=model, **kwargs)
 
 
+def model_runner(llm: LLM) -> Any:
+    """vLLM's model runner of an engine that lives in this process, on its first device."""
+    core: Any = llm.llm_engine.engine_core
+    return core.engine_core.model_executor.driver_worker.worker.model_runner
+
+
 def sampling_params(**kwargs: Any) -> Any:
     """`vllm.SamplingParams`, for callers outside `engine/`; the engine must be set up before."""
     from vllm import SamplingParams

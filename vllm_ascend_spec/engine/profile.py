@@ -20,7 +20,7 @@ from vllm_ascend_spec.budget.cost import CostModel
 from vllm_ascend_spec.budget.surface import StepKind, Surface
 from vllm_ascend_spec.engine import ascend_profile
 from vllm_ascend_spec.engine.generate import Request, model_path, speculative_config
-from vllm_ascend_spec.engine.launch import make_llm, set_up
+from vllm_ascend_spec.engine.launch import make_llm, model_runner, set_up
 from vllm_ascend_spec.errors import UserError
 
 REQUESTS = (1, 4, 16, 64, 128, 256)
@@ -83,13 +83,12 @@ def measured_surface(llm: Any) -> Surface:
     Raises:
         UserError: the engine plans without one, or runs in another process.
     """
-    core = getattr(llm.llm_engine.engine_core, "engine_core", None)
-    if core is None:
+    if getattr(llm.llm_engine.engine_core, "engine_core", None) is None:
         raise UserError(
             "profile: the engine runs in a process of its own. Set "
             "VLLM_ENABLE_V1_MULTIPROCESSING=0 for this command."
         )
-    runner = core.model_executor.driver_worker.worker.model_runner
+    runner = model_runner(llm)
     surface: Surface | None = getattr(runner.adaptive_verification, "surface", None)
     if surface is None:
         raise UserError(
