@@ -136,3 +136,9 @@ def real_differences(reference: dict[str, Any], other: dict[str, Any]) -> list[D
 def decode_steps(batch: dict[str, Any]) -> list[list[dict[str, Any]]]:
     """Verification steps of each answer, in order."""
     return [[s for s in answer["steps"] if not s["prefill"]] for answer in batch["answers"]]
+
+
+def accepted_share(batch: dict[str, Any]) -> float:
+    """Draft tokens accepted of those verified."""
+    steps = [step for request in decode_steps(batch) for step in request]
+    return float(sum(s["accepted"] for s in steps) / sum(s["verified"] for s in steps))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import RunArm, assert_answers_as_without_speculation, start_adaptive
-from harness import decode_steps
+from harness import accepted_share
 
 # A draft token costs a third of a step and verifying next to nothing: the first few pay, all seven
 # do not.
@@ -49,17 +50,12 @@ def test_nothing_is_verified_that_a_short_round_did_not_draft(method: str, run_a
         run_arm("hybrid", method, adaptive=True, additional_config=COSTS, mutation=mutation)
         for mutation in (None, "short_drafts_taken_for_whole")
     )
-    assert _accepted_share(right) > _accepted_share(wrong) + 0.05
-
-
-def _accepted_share(answer: dict[str, Any]) -> float:
-    steps = [s for request in decode_steps(answer["batches"]["mixed"]) for s in request]
-    return sum(s["accepted"] for s in steps) / sum(s["verified"] for s in steps)
+    assert (
+        accepted_share(right["batches"]["mixed"]) > accepted_share(wrong["batches"]["mixed"]) + 0.05
+    )
 
 
 def test_graphs_are_captured_for_every_length_once():
-    from types import SimpleNamespace
-
     from vllm.config.compilation import CUDAGraphMode
     from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 
