@@ -94,6 +94,12 @@ def drafter(method: str, target_layers: int, draft_tokens: int = 7) -> dict[str,
     }
 
 
+def layer_kinds(target: dict[str, Any]) -> list[str]:
+    """The kind of each layer of a target; a dense one names none, and all its layers attend."""
+    found: list[str] = target.get("layer_types", ["full_attention"] * target["num_hidden_layers"])
+    return found
+
+
 def cache_mib(
     target: dict[str, Any], requests: int, tokens: int, draft_tokens: int, replay: bool
 ) -> int:
@@ -103,7 +109,7 @@ def cache_mib(
     page of one size for all, drafter layers padded to whole groups. draft_tokens: 0 without
     speculation. replay: one page a request, with a ring of 32 rows, instead of K + 1.
     """
-    kinds = target.get("layer_types", ["full_attention"] * target["num_hidden_layers"])
+    kinds = layer_kinds(target)
     attention = kinds.count("full_attention")
     row = 2 * target["num_key_value_heads"] * target["head_dim"] * 2
     drafter = DRAFTER_LAYERS if draft_tokens else 0
@@ -134,7 +140,7 @@ def engine_gib(target: dict[str, Any], with_drafter: bool, adaptive: bool, reque
 
     Seen on an H200: 2.1 GiB for a drafter, 7.7 for graphs of 2048 rows with lengths of their own.
     """
-    kinds = target.get("layer_types", ["full_attention"] * target["num_hidden_layers"])
+    kinds = layer_kinds(target)
     width, hybrid = target["hidden_size"], "layer_types" in target
     # A gate on the attention's outputs doubles the queries of the hybrid shape.
     heads = (2 + hybrid) * target["num_attention_heads"] + 2 * target["num_key_value_heads"]
