@@ -37,6 +37,11 @@ def conditional(unconditional: tuple[float, ...]) -> list[float]:
     return [p / q for p, q in zip(unconditional, before, strict=False)]
 
 
+def emitted(draft_tokens: int) -> float:
+    """Tokens a request and step if so many are drafted and verified, mean of easy and hard ones."""
+    return 1 + sum(EASY[:draft_tokens] + HARD[:draft_tokens]) / 2
+
+
 def chances(device: torch.device | str) -> torch.Tensor:
     """float32 [2, 7]: conditional acceptance of easy (row 0) and hard (row 1) requests."""
     return torch.tensor([conditional(EASY), conditional(HARD)], device=device)

@@ -3,10 +3,10 @@
     python benchmarks/engine/adaptive.py [--json PATH] [--target hybrid|dense] [--layers N] ...
 
 Dummy weights at real shapes, and the benchmark's own acceptance model (`acceptance.py`): half of
-the requests are easy, half are hard, confidences are noisy. The engines of a group run side by
-side on one GPU and are measured in turn, `--repeats` times over; groups follow each other, or run
-on GPUs of their own where there are several, and each has the adaptive arm in it, so every ratio is
-of one run.
+the requests are easy, half are hard, confidences are noisy. The engines of a group live side by
+side on one GPU and take turns with their caches: at each case one after the other prefills, warms
+up and is timed over `--repeats` windows. Groups follow each other, or run on GPUs of their own
+where there are several, and each has the adaptive arm in it, so every ratio is of one run.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import queue
 import tempfile
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,61 +23,45 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.engine import acceptance, shapes
-from benchmarks.engine.arms import ADAPTIVE, SKIP, STEPS, Setting
+from benchmarks.engine import acceptance, cases, groups, shapes
+from benchmarks.engine.arms import ADAPTIVE, Setting
+from benchmarks.engine.cases import Case
 from benchmarks.engine.driver import Arm, median, spread, start
-from benchmarks.engine.groups import Group, packed, parsed
 from benchmarks.results import Result, Row, versions
 
 NOTHING_LOST = 0.99
 WORTH_IT = 1.10
 SETTING = (
-    f"vocabulary {shapes.VOCABULARY}, dummy weights; decode alone, windows of {STEPS} steps; "
-    f"unconditional acceptance of easy requests {acceptance.EASY}, of hard ones "
-    f"{acceptance.HARD}; confidences with logit noise {acceptance.NOISE}."
+    f"vocabulary {shapes.VOCABULARY}, dummy weights; decode alone, windows of {Case(1, 1).steps} "
+    f"steps, from 64 requests on of {Case(1, 64).steps}; unconditional acceptance of easy requests "
+    f"{acceptance.EASY}, of hard ones {acceptance.HARD}; confidences with logit noise "
+    f"{acceptance.NOISE}."
 )
 
 
-def measure(
-    arms: list[Arm],
-    loads: list[int],
-    prompt_tokens: int,
-    repeats: int,
-    up_to: Group,
-) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    """Every window of every arm and load, by (arm, load)."""
-    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for turn in range(repeats + 1):
-        for arm in arms:
-            windows = arm.ask(
-                do="windows",
-                loads=[load for load in loads if load <= up_to[arm.name]],
-                prompt_tokens=prompt_tokens,
-                skip=SKIP,
-                steps=STEPS,
-                seed=turn,
-            )
-            if windows is None:
-                raise typer.Exit(f"{arm.name} ended, see {arm.log}")
-            if turn == 0:  # compilation, autotuning and the first learning are not measured
-                continue
-            for window in windows:
-                found.setdefault((arm.name, window["load"]), []).append(window)
-            speeds = [f"{w['load']}: {w['tokens_per_s']:.0f}" for w in windows]
-            print(arm.name, "|", ", ".join(speeds), flush=True)
-    return found
+def measure(arm: Arm, case: Case, repeats: int) -> list[dict[str, Any]]:
+    """Windows of one arm; its requests live through all of them, and the first is not counted.
+
+    Empty if the arm ended: the other arms go on.
+    """
+    begun = arm.ask(do="begin", requests=case.load, prompt_tokens=case.prompt_tokens, seed=1)
+    windows = [arm.ask(do="window", skip=cases.SETTLE, steps=case.steps)]
+    for _ in range(repeats):
+        windows.append(arm.ask(do="window", skip=cases.BREATH, steps=case.steps))
+    if begun is None or None in windows:
+        print(f"{case}, {arm.name}: ended, see {arm.log}", flush=True)
+        return []
+    arm.ask(do="end")
+    speeds = ", ".join(f"{w['tokens_per_s']:.0f}" for w in windows)
+    print(f"{case}, {arm.name}: prefilled in {begun:.1f} s, tok/s {speeds}", flush=True)
+    return windows[1:]
 
 
 def compared(
-    windows: dict[tuple[str, int], list[dict[str, Any]]],
-    names: list[str],
-    load: int,
-    prompt_tokens: int,
+    windows: dict[str, list[dict[str, Any]]], case: Case, upstream: Sequence[str]
 ) -> list[Row]:
-    """Throughput of every arm, and the adaptive ones over the best of upstream's."""
-    case = f"{load} requests, {prompt_tokens} tokens"
-    names = [name for name in names if (name, load) in windows]
-    speeds = {name: [w["tokens_per_s"] for w in windows[name, load]] for name in names}
+    """Throughput of every arm, and those that are not upstream's over the best of upstream's."""
+    speeds = {name: [w["tokens_per_s"] for w in windows[name]] for name in windows}
     rows = [
         Row(
             case=f"{case}, {name}",
@@ -85,19 +70,19 @@ def compared(
             unit=unit,
             spread=round(spread(values), 3),
         )
-        for name in names
+        for name in windows
         for metric, unit, values in (
             ("throughput", "tok/s", speeds[name]),
-            ("step", "ms", [w["step_ms"] for w in windows[name, load]]),
+            ("step", "ms", [w["step_ms"] for w in windows[name]]),
         )
     ]
-    for name in names:
-        rows += _decisions(f"{case}, {name}", [w["counters"] for w in windows[name, load]])
-    others = [n for n in names if not n.startswith(ADAPTIVE) and "replay" not in n]
-    best = max(others, key=lambda n: median(speeds[n])) if others else None
-    for name in names if best else ():
+    for name in windows:
+        rows += _decisions(f"{case}, {name}", [w["counters"] for w in windows[name]])
+    others = [name for name in windows if name in upstream]
+    best = max(others, key=lambda name: median(speeds[name]), default="")
+    for name in windows if best else ():
         if name not in others:
-            baseline = median(speeds[best or ""])
+            baseline = median(speeds[best])
             rows.append(
                 Row(
                     case=f"{case}, {name}",
@@ -111,23 +96,23 @@ def compared(
     return rows
 
 
-def traced(arm: Arm, load: int, prompt_tokens: int, folder: Path) -> list[Row]:
+def traced(arm: Arm, case: Case, folder: Path) -> list[Row]:
     """Profile the adaptive arm: how long its kernels run, and whether the host waits for them."""
     folder.mkdir(parents=True, exist_ok=True)
     found = arm.ask(
-        do="trace", requests=load, prompt_tokens=prompt_tokens, steps=16, folder=str(folder),
-        name=arm.name,
+        do="trace", requests=case.load, prompt_tokens=case.prompt_tokens, steps=16,
+        folder=str(folder), name=arm.name,
     )  # fmt: skip
-    case = f"{load} requests, {prompt_tokens} tokens, {arm.name}, traced"
+    label = f"{case}, {arm.name}, traced"
     waits = Row(
-        case=case,
+        case=label,
         metric="calls that wait for the stream",
         value=found["host_waits"],
         unit="a step",
         bar=0,
         better="lower",
     )
-    kernels = Row(case=case, metric="kernels", value=round(found["kernel_ms"], 2), unit="ms")
+    kernels = Row(case=label, metric="kernels", value=round(found["kernel_ms"], 2), unit="ms")
     return [waits, kernels]
 
 
@@ -154,11 +139,10 @@ def numbers(text: str) -> list[int]:
 
 @dataclass
 class Run:
-    """Groups of one setting, and what they showed so far. json_path: written after each group."""
+    """Groups of one setting, and what they showed so far. json_path: written after each case."""
 
     setting: Setting
-    groups: list[Group]
-    repeats: int
+    groups: list[groups.Group]
     logs: Path
     json_path: Path | None = None
     traces: Path | None = None
@@ -166,64 +150,76 @@ class Run:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def on(self, gpus: int) -> list[Row]:
-        """All groups, each on one of so many GPUs."""
-        free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for gpu in range(gpus):
-            free.put(gpu)
-
-        def one(number: int) -> None:
-            gpu = free.get()
-            try:
-                self._group(number, gpu)
-            finally:
-                free.put(gpu)
-
+        """All groups, on so many GPUs: a GPU's adaptive arm lives through all of its groups."""
+        waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in range(1, len(self.groups) + 1):
+            waiting.put(number)
         with ThreadPoolExecutor(max_workers=gpus) as pool:
-            for done in [pool.submit(one, n) for n in range(1, len(self.groups) + 1)]:
+            for done in [pool.submit(self._serve, waiting, gpu) for gpu in range(gpus)]:
                 done.result()
         return self.found()
 
     def found(self) -> list[Row]:
-        """The rows of all groups that are done, and the verdict over them."""
+        """The rows so far, and the verdict over them."""
         rows = [row for number in sorted(self.rows) for row in self.rows[number]]
         return rows + worth(rows)
 
-    def _group(self, number: int, gpu: int) -> None:
-        group, setting = self.groups[number - 1], self.setting
-        folder = self.logs / f"group_{number}"
-        caches = Path(tempfile.gettempdir()) / f"vllm_cache_gpu_{gpu}"
-
-        def request(name: str, most: int) -> dict[str, Any]:
-            environment = {
-                "CUDA_VISIBLE_DEVICES": str(gpu),
-                "VLLM_CACHE_ROOT": str(caches / name.replace(" ", "_").replace("=", "")),
-            }
-            return setting.request(name, most, environment)
-
-        running = start({name: request(name, most) for name, most in group.items()}, folder)
-        windows = measure(running, setting.loads, setting.prompt_tokens, self.repeats, group)
-        rows = [
-            row
-            for load in setting.loads
-            for row in compared(windows, [arm.name for arm in running], load, setting.prompt_tokens)
-        ]
+    def _serve(self, waiting: queue.SimpleQueue[int], gpu: int) -> None:
+        running: list[Arm] = []
+        while True:
+            try:
+                number = waiting.get_nowait()
+            except queue.Empty:
+                break
+            running = self._group(number, gpu, [arm for arm in running if arm.name == ADAPTIVE])
         for arm in running:
             if arm.name == ADAPTIVE:
-                rows += self._looked_into(arm, folder)
+                self._look_into(arm, gpu)
             arm.close()
-        with self._lock:
-            cased = [r.model_copy(update={"case": f"group {number}, {r.case}"}) for r in rows]
-            self.rows[number] = cased
-            self._write()
 
-    def _looked_into(self, arm: Arm, folder: Path) -> list[Row]:
+    def _group(self, number: int, gpu: int, kept: list[Arm]) -> list[Arm]:
+        """Measure a group with the arms that are kept from the one before; those that run now."""
+        group, folder = self.groups[number - 1], self.logs / f"group_{number}"
+        known = {arm.name for arm in kept}
+        order = sorted((n for n in group if n not in known), key=lambda name: name == ADAPTIVE)
+        running = start({name: self._request(name, group[name], gpu) for name in order}, folder)
+        running += kept
+        for case in self.setting.cases:
+            found = {
+                arm.name: measure(arm, case, self.setting.repeats)
+                for arm in running
+                if case in group[arm.name]
+            }
+            running = [arm for arm in running if found.get(arm.name) != []]
+            windows = {name: measured for name, measured in found.items() if measured}
+            self._keep(number, compared(windows, case, self.setting.upstream()))
+        for arm in running:
+            if arm.name != ADAPTIVE:
+                arm.close()
+        return [arm for arm in running if arm.name == ADAPTIVE]
+
+    def _request(self, name: str, served: Sequence[Case], gpu: int) -> dict[str, Any]:
+        caches = Path(tempfile.gettempdir()) / f"vllm_cache_gpu_{gpu}"
+        environment = {
+            "CUDA_VISIBLE_DEVICES": str(gpu),
+            "VLLM_CACHE_ROOT": str(caches / name.replace(" ", "_").replace("=", "")),
+        }
+        return self.setting.request(name, served, environment)
+
+    def _look_into(self, arm: Arm, gpu: int) -> None:
         """Traces where asked for; the surface that the arm planned with, among the logs."""
         print("host, ms by octave of requests:", arm.ask(do="host_ms"), flush=True)
         surface = json.dumps(arm.ask(do="surface"))
-        (folder / "surface.json").write_text(surface + "\n", encoding="utf-8")
-        if self.traces is None:
-            return []
-        return traced(arm, max(self.setting.loads), self.setting.prompt_tokens, self.traces)
+        (self.logs / f"surface_{gpu}.json").write_text(surface + "\n", encoding="utf-8")
+        if self.traces is not None:
+            largest = max(self.setting.cases, key=lambda case: case.load)
+            self._keep(len(self.groups), traced(arm, largest, self.traces))
+
+    def _keep(self, number: int, rows: list[Row]) -> None:
+        with self._lock:
+            cased = [r.model_copy(update={"case": f"group {number}, {r.case}"}) for r in rows]
+            self.rows.setdefault(number, []).extend(cased)
+            self._write()
 
     def _write(self) -> None:
         import torch
@@ -232,7 +228,7 @@ class Run:
         result = Result(
             name="engine/adaptive",
             device=torch.cuda.get_device_name(),
-            repeats=self.repeats,
+            repeats=setting.repeats,
             versions=versions("vllm", "torch", "triton", "transformers"),
             rows=self.found(),
             notes=f"{setting.target} target, {setting.layers} layers, {setting.method} drafter of "
@@ -248,14 +244,17 @@ def main(
     method: Annotated[str, typer.Option(help="dspark or dflash.")] = "dspark",
     layers: Annotated[int, typer.Option(min=4, help="Of the target.")] = 32,
     fixed: Annotated[str, typer.Option(help="Fixed draft lengths.")] = "1,3,5,7",
-    loads: Annotated[str, typer.Option(help="Requests at once.")] = "1,4,16,64,128,256",
-    prompt_tokens: Annotated[int, typer.Option(min=1)] = 1024,
+    loads: Annotated[
+        str, typer.Option(help="Requests at once; lists by semicolons, one a prompt length.")
+    ] = "1,4,16,64,128,256; 1,4,16,64",
+    prompt_tokens: Annotated[str, typer.Option(help="Prompt lengths.")] = "1024,8192",
     repeats: Annotated[int, typer.Option(min=1)] = 3,
-    groups: Annotated[
+    side_by_side: Annotated[
         str,
         typer.Option(
+            "--groups",
             help="Arms side by side: names by commas, groups by semicolons; NAME:64 leaves loads "
-            "above 64 out. Default: as many as fit."
+            "above 64 out. Default: as many as fit.",
         ),
     ] = "",
     gpus: Annotated[int, typer.Option(min=0, help="GPUs to use; 0 for all.")] = 0,
@@ -267,17 +266,21 @@ def main(
 
     folder = Path(tempfile.mkdtemp())
     try:
-        setting = Setting(
-            target, method, layers, numbers(fixed), numbers(loads), prompt_tokens, folder
-        )
-        chosen = parsed(groups, max(setting.loads)) or packed(
-            setting.upstream(), ADAPTIVE, setting.loads, _room_gib(), setting.memory_gib
+        asked = cases.parsed(prompt_tokens, loads)
+        setting = Setting(target, method, layers, numbers(fixed), asked, repeats, folder)
+        chosen = groups.parsed(side_by_side, asked) or groups.packed(
+            setting.upstream(), ADAPTIVE, asked, _room_gib(), setting.memory_gib
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     for number, group in enumerate(chosen, 1):
-        print(f"group {number}:", ", ".join(f"{name}:{most}" for name, most in group.items()))
-    run = Run(setting, chosen, repeats, logs or folder, json_path, traces)
+        left_out = {
+            name: [str(case) for case in asked if case not in served]
+            for name, served in group.items()
+        }
+        print(f"group {number}:", ", ".join(group), {n: c for n, c in left_out.items() if c})
+    run = Run(setting, chosen, logs or folder, json_path, traces)
+    (logs or folder).mkdir(parents=True, exist_ok=True)
     for row in run.on(gpus or torch.cuda.device_count()):
         if row.metric.startswith(("over", "gain")) or row.metric == "throughput":
             print(row.case, row.metric, row.value, row.unit, "" if row.met is None else row.met)

@@ -2,7 +2,8 @@
 
 Speaks JSON lines over the standard output that it was started with; vLLM's log goes to the error
 stream. First line {"ready": seconds}, then an answer to every line on standard input. An arm whose
-request says "waits" builds its engine after the first line.
+request says "turns" says {"loaded": seconds} before, waits for a line, and gives its cache back
+when it is ready: many engines then have room on a device whose caches would not fit together.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine import acceptance
+from benchmarks.engine import acceptance, turns
 
 
 def main() -> None:
@@ -28,23 +29,32 @@ def main() -> None:
     os.dup2(2, 1)
     request = json.loads(sys.argv[1])
     began = time.monotonic()
-    prepare(request)
-    if request.get("waits"):
+
+    def say(what: str) -> None:
+        print(json.dumps({what: round(time.monotonic() - began, 1)}), file=reply)
+
+    def wait_for_turn() -> None:
+        gc.collect()
+        say("loaded")
         sys.stdin.readline()
+
+    prepare(request, wait_for_turn)
     engine = Engine(request)
-    print(json.dumps({"ready": round(time.monotonic() - began, 1)}), file=reply)
+    say("ready")
     for line in sys.stdin:
         command = json.loads(line)
         answer = getattr(engine, command.pop("do"))(**command)
         print(json.dumps(answer), file=reply)
 
 
-def prepare(request: dict[str, Any]) -> None:
+def prepare(request: dict[str, Any], wait_for_turn: Callable[[], None]) -> None:
     """What an engine needs imported and declared, without touching the device."""
     from vllm_ascend_spec.engine import launch
 
     if request.get("acceptance"):
         acceptance.install()
+    if request.get("turns"):
+        turns.install(wait_for_turn)
     launch.set_up()
     from vllm import LLM  # noqa: F401
 
@@ -57,8 +67,11 @@ class Engine:
 
         self.llm = make_llm(request["model"], **request["engine"])
         self.manager = getattr(self.runner, "adaptive_verification", None)
+        self._names: list[str] = []
         if request.get("acceptance") and self.manager is not None:
             acceptance.noisy_confidences(self.manager)
+        if request.get("turns"):
+            turns.give_back()
         gc.collect()
         gc.freeze()
 
@@ -69,40 +82,44 @@ class Engine:
 
         return model_runner(self.llm)
 
-    def windows(
-        self, loads: list[int], prompt_tokens: int, skip: int, steps: int, seed: int
-    ) -> list[dict[str, Any]]:
-        """Decode throughput at each load, largest first, in one batch that shrinks.
+    def begin(self, requests: int, prompt_tokens: int, seed: int) -> float:
+        """Take the cache, and prefill so many requests, which go on; returns the seconds."""
+        began = time.perf_counter()
+        turns.take()
+        acceptance.draws.seed = seed
+        self._names = self._prefilled(requests, prompt_tokens, seed)
+        acceptance.draws.follow(self._numbers(self._names))
+        return time.perf_counter() - began
 
-        Every prompt is prefilled once. For each load, `skip` steps settle and `steps` steps are
-        timed: tokens that the scheduler took over the time that passed. No output is made for a
-        caller meanwhile: a server does that in another process.
+    def window(self, skip: int, steps: int) -> dict[str, Any]:
+        """Decode throughput over `steps` steps, after `skip` others.
+
+        Tokens that the scheduler took over the time that passed. No output is made for a caller
+        meanwhile: a server does that in another process.
         """
         engine = self.llm.llm_engine
-        acceptance.draws.seed = seed
-        names = self._prefilled(max(loads), prompt_tokens, seed)
-        acceptance.draws.follow(self._numbers(names))
-        found = []
-        for load in sorted(loads, reverse=True):
-            engine.abort_request(names[load:])
-            names = names[:load]
-            for _ in range(skip):
-                engine.step()
-            before, counted = sum(self._emitted()), self.counters()
-            began = time.perf_counter()
-            for _ in range(steps):
-                engine.step()
-            seconds = time.perf_counter() - began
-            found.append(
-                {
-                    "load": load,
-                    "tokens_per_s": (sum(self._emitted()) - before) / seconds,
-                    "step_ms": 1e3 * seconds / steps,
-                    "counters": _difference(self.counters(), counted),
-                }
+        for _ in range(skip):
+            engine.step()
+        before, counted = sum(self._emitted()), self.counters()
+        began = time.perf_counter()
+        for _ in range(steps):
+            engine.step()
+        seconds = time.perf_counter() - began
+        if self._running() < len(self._names):
+            raise RuntimeError(
+                f"{self._running()} of {len(self._names)} requests ran at the end of a window: the "
+                "cache is too small for them all (benchmarks.engine.shapes.cache_mib)"
             )
-        self._end(names)
-        return found
+        return {
+            "tokens_per_s": (sum(self._emitted()) - before) / seconds,
+            "step_ms": 1e3 * seconds / steps,
+            "counters": _difference(self.counters(), counted),
+        }
+
+    def end(self) -> None:
+        """Drop the requests and give the cache back."""
+        self._end(self._names)
+        turns.give_back()
 
     def trace(
         self, requests: int, prompt_tokens: int, steps: int, folder: str, name: str
@@ -112,6 +129,7 @@ class Engine:
         NAME.host.txt: functions by their own time. NAME.kernels.txt: kernels by their time.
         NAME.json.gz: the torch profiler's trace.
         """
+        turns.take()
         names = self._prefilled(requests, prompt_tokens, seed=99)
         engine, place = self.llm.llm_engine, Path(folder)
         for _ in range(24):
@@ -127,6 +145,7 @@ class Engine:
             pstats.Stats(host, stream=text).sort_stats("tottime").print_stats(60)
         device = _device_profile(engine.step, steps, place, name)
         self._end(names)
+        turns.give_back()
         return {"step_ms_under_cprofile": profiled_ms, **device}
 
     def _prefilled(self, requests: int, prompt_tokens: int, seed: int) -> list[str]:
@@ -151,6 +170,9 @@ class Engine:
         """Tokens of each unfinished request, as the scheduler knows them."""
         scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
         return [request.num_output_tokens for request in scheduler.requests.values()]
+
+    def _running(self) -> int:
+        return len(self.llm.llm_engine.engine_core.engine_core.scheduler.running)
 
     def _end(self, names: list[str]) -> None:
         engine = self.llm.llm_engine

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engine import acceptance, shapes
+from benchmarks.engine.cases import Case
 from benchmarks.engine.driver import engine_arguments
 
 DRAFT_TOKENS = 7
-SKIP, STEPS = 24, 64
-EMITTED = 4.0  # tokens a step and request, mean over the acceptance model's requests at K = 7
 NONE, ADAPTIVE = "no speculation", "adaptive"
+VLLM_ADAPTIVE = "adaptive with vLLM's planner"
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Setting:
     method: str
     layers: int
     fixed: list[int]
-    loads: list[int]
-    prompt_tokens: int
+    cases: list[Case]
+    repeats: int
     folder: Path
     shape: dict[str, Any] = field(init=False)
 
@@ -52,7 +53,7 @@ class Setting:
             NONE: Options(0),
             **{f"K = {k}": Options(k) for k in self.fixed},
             ADAPTIVE: Options(DRAFT_TOKENS, True, state=state),
-            "adaptive with vLLM's planner": Options(DRAFT_TOKENS, True, "vllm", state),
+            VLLM_ADAPTIVE: Options(DRAFT_TOKENS, True, "vllm", state),
         }
         if self.target == "hybrid":
             found["adaptive with native states"] = Options(DRAFT_TOKENS, True)
@@ -60,36 +61,35 @@ class Setting:
         return found
 
     def upstream(self) -> list[str]:
-        """The arms that the adaptive one must not lose to."""
-        return [NONE, *(f"K = {k}" for k in self.fixed)]
+        """The arms that the adaptive one must not lose to; vLLM's own one refuses GDN layers."""
+        own = [VLLM_ADAPTIVE] if self.target == "dense" else []
+        return [NONE, *(f"K = {k}" for k in self.fixed), *own]
 
-    def cache_mib(self, options: Options, most: int) -> int:
-        """Cache of an arm that serves up to `most` requests."""
-        # The largest load alone matters; easy requests grow beyond the mean.
-        grown = int((SKIP + STEPS) * min(options.draft_tokens + 1, EMITTED))
-        return shapes.cache_mib(
-            self.shape,
-            most,
-            self.prompt_tokens + grown,
-            options.draft_tokens,
-            options.state == "replay",
-        )
+    def cache_mib(self, options: Options, cases: Sequence[Case]) -> int:
+        """Cache of an arm that serves any of the cases."""
+        return max(self._case_mib(options, case) for case in cases)
 
-    def memory_gib(self, name: str, most: int) -> float:
-        """GiB of a GPU that the arm takes if it serves up to `most` requests."""
+    def memory_gib(self, name: str, cases: Sequence[Case]) -> tuple[float, float]:
+        """GiB of a GPU that the arm takes if it serves the cases: besides its cache, and in all."""
         options = self.options()[name]
+        most = max(case.load for case in cases)
         besides = shapes.engine_gib(self.shape, options.draft_tokens > 0, options.adaptive, most)
-        return self.cache_mib(options, most) / 1024 + besides
+        return besides, besides + self.cache_mib(options, cases) / 1024
 
-    def request(self, name: str, most: int, environment: dict[str, str]) -> dict[str, Any]:
+    def request(
+        self, name: str, cases: Sequence[Case], environment: dict[str, str]
+    ) -> dict[str, Any]:
         """What `benchmarks.engine.arm` builds the arm from."""
         options = self.options()[name]
         model = shapes.write(self.folder / "target", self.shape)
-        # Prompt, then for every load its steps, each of up to K + 1 tokens.
-        tokens = self.prompt_tokens + len(self.loads) * (SKIP + STEPS) * (DRAFT_TOKENS + 1)
+        most = max(case.load for case in cases)
+        tokens = max(
+            case.prompt_tokens + case.all_steps(self.repeats) * (options.draft_tokens + 1)
+            for case in cases
+        )
         engine = engine_arguments(
             self._speculative(options) if options.draft_tokens else None,
-            kv_cache_mib=self.cache_mib(options, most),
+            kv_cache_mib=self.cache_mib(options, cases),
             planner=options.planner,
             gdn_state=options.state,
             load_format="dummy",
@@ -97,14 +97,26 @@ class Setting:
             max_model_len=max(2048, -(-tokens // 1024) * 1024),
             max_num_seqs=most,
             largest_graph=min(2048, most * (options.draft_tokens + 1)),
+            enable_cumem_allocator=True,
         )
         return {
             "model": str(model),
             "engine": engine,
             "acceptance": options.draft_tokens > 0,
-            "waits": options.adaptive,
+            "turns": True,
             "environment": environment,
         }
+
+    def _case_mib(self, options: Options, case: Case) -> int:
+        # Easy requests grow beyond the mean, hard ones stay below it.
+        grown = case.all_steps(self.repeats) * acceptance.emitted(options.draft_tokens)
+        return shapes.cache_mib(
+            self.shape,
+            case.load,
+            case.prompt_tokens + int(grown),
+            options.draft_tokens,
+            options.state == "replay",
+        )
 
     def _speculative(self, options: Options) -> dict[str, Any]:
         drafter = shapes.drafter(self.method, self.layers)

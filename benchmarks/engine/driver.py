@@ -58,10 +58,14 @@ def engine_arguments(
 
 
 class Arm:
-    """An engine in a process of its own; its log is `folder/NAME.log`."""
+    """An engine in a process of its own; its log is `folder/NAME.log`.
+
+    A request with "turns" stops before it allocates its cache, until it is let go, and gives the
+    cache back once the engine is built.
+    """
 
     def __init__(self, name: str, request: dict[str, Any], folder: Path) -> None:
-        self.name, self.waits = name, bool(request.get("waits"))
+        self.name, self.takes_turns = name, bool(request.get("turns"))
         slug = name.replace(" ", "_").replace("=", "")
         self.log = folder / f"{slug}.log"
         cache = Path(tempfile.gettempdir()) / f"vllm_cache_{slug}"
@@ -81,11 +85,11 @@ class Arm:
             )
 
     def let_go(self) -> None:
-        """Let an arm that waits build its engine."""
+        """Let an arm that takes turns allocate its cache."""
         self._write("")
 
-    def wait_until_ready(self) -> bool:
-        """False where the engine did not start; its log says why."""
+    def answered(self) -> bool:
+        """Wait for its next line, "loaded" or "ready"; False where it ended, its log says why."""
         return self._read() is not None
 
     def ask(self, **command: Any) -> Any:
@@ -120,16 +124,20 @@ class Arm:
 def start(requests: dict[str, dict[str, Any]], folder: Path) -> list[Arm]:
     """Start all arms at once; returns those that came up, says which did not.
 
-    A request with "waits" gets the device to itself: what it measures at start-up, it plans with.
+    Arms that take turns allocate their caches and capture their graphs one after the other, in the
+    order given: the last one has the device to itself, and plans with what it measures then.
     """
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     arms = [Arm(name, request, folder) for name, request in requests.items()]
     ready = []
-    for arm in sorted(arms, key=lambda arm: arm.waits):
-        if arm.waits:
+    for arm in arms:
+        up = arm.answered()
+        if up and arm.takes_turns:
+            loaded = time.monotonic() - began
             arm.let_go()
-        up = arm.wait_until_ready()
+            up = arm.answered()
+            print(f"{arm.name}: loaded by {loaded:.0f} s", flush=True)
         state = "ready" if up else f"did not start, see {arm.log.name}"
         print(f"{arm.name}: {state} after {time.monotonic() - began:.0f} s", flush=True)
         if up:

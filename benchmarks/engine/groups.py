@@ -1,60 +1,71 @@
-"""Which arms run side by side on one GPU: as many as its memory holds beside the adaptive one.
+"""Which arms run side by side on one GPU: all whose weights and graphs it holds beside one cache.
 
-A ratio of two engines is of one run only where both ran in it, so the adaptive arm is in every
-group. An arm that does not fit at the largest load is measured at the smaller ones.
+Caches take turns: an arm that is not measured gives its own back. A ratio of two engines is of one
+run only where both ran in it, so the adaptive arm is in every group. An arm whose cache does not
+fit at some cases is measured at the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-# arm -> its largest load
-Group = dict[str, int]
-# GiB that an arm takes if it serves up to so many requests
-Memory = Callable[[str, int], float]
+from benchmarks.engine.cases import Case
+
+# arm -> what it is measured at
+Group = dict[str, list[Case]]
+# GiB that an arm takes besides its cache, and in all, if it serves these cases
+Memory = Callable[[str, Sequence[Case]], tuple[float, float]]
 
 
 def packed(
-    arms: Sequence[str], beside: str, loads: Sequence[int], room: float, memory: Memory
+    arms: Sequence[str], beside: str, cases: Sequence[Case], room: float, memory: Memory
 ) -> list[Group]:
-    """Groups that hold every arm of `arms` once, each with the arm `beside` at all loads.
+    """Groups that hold every arm of `arms` once, each with the arm `beside` at all cases.
 
     room: GiB of a GPU. Arms keep their order, and go into the first group that has room for them.
 
     Raises:
-        ValueError: an arm fits at no load.
+        ValueError: an arm fits at no case.
     """
-    most = max(loads)
     groups: list[Group] = []
     for arm in arms:
-        largest = _largest(arm, beside, loads, room, memory)
         for group in groups:
-            taken = sum(memory(name, load) for name, load in group.items())
-            if taken + memory(arm, largest) <= room:
-                group[arm] = largest
+            grown = group | {arm: list(cases)}
+            if _taken(grown, memory) <= room:
+                group[arm] = list(cases)
                 break
         else:
-            groups.append({beside: most, arm: largest})
+            groups.append(_alone(arm, beside, cases, room, memory))
     return groups
 
 
-def _largest(arm: str, beside: str, loads: Sequence[int], room: float, memory: Memory) -> int:
-    taken = memory(beside, max(loads))
-    for load in sorted(loads, reverse=True):
-        if taken + memory(arm, load) <= room:
-            return load
+def _taken(group: Group, memory: Memory) -> float:
+    found = [memory(name, cases) for name, cases in group.items()]
+    return sum(besides for besides, _ in found) + max(both - besides for besides, both in found)
+
+
+def _alone(arm: str, beside: str, cases: Sequence[Case], room: float, memory: Memory) -> Group:
+    by_cache = sorted(cases, key=lambda case: memory(arm, [case])[1])
+    for count in range(len(cases), 0, -1):
+        kept = [case for case in cases if case in by_cache[:count]]
+        group = {beside: list(cases), arm: kept}
+        if _taken(group, memory) <= room:
+            return group
     raise ValueError(
-        f"{arm} at {min(loads)} requests takes {memory(arm, min(loads)):.0f} GiB and {beside} at "
-        f"{max(loads)} takes {taken:.0f}, more than the {room:.0f} GiB of a GPU together: lower "
+        f"{arm} at {by_cache[0]} takes {memory(arm, by_cache[:1])[1]:.0f} GiB and {beside} at all "
+        f"cases {memory(beside, cases)[1]:.0f}, too much for the {room:.0f} GiB of a GPU: lower "
         "--loads, --layers or --prompt-tokens"
     )
 
 
-def parsed(text: str, most: int) -> list[Group]:
+def parsed(text: str, cases: Sequence[Case]) -> list[Group]:
     """Groups as given: arms by commas, groups by semicolons, "K = 7:64" for loads up to 64."""
-    return [_members(group, most) for group in text.split(";") if group.strip()]
+    return [_members(group, cases) for group in text.split(";") if group.strip()]
 
 
-def _members(group: str, most: int) -> Group:
+def _members(group: str, cases: Sequence[Case]) -> Group:
     parts = [part.strip().partition(":") for part in group.split(",") if part.strip()]
-    return {name.strip(): int(limit or most) for name, _, limit in parts}
+    return {
+        name.strip(): [case for case in cases if not limit or case.load <= int(limit)]
+        for name, _, limit in parts
+    }

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.engine import acceptance, adaptive, arms, driver, exact, groups, plot, shapes
+from benchmarks.engine import (
+    acceptance,
+    adaptive,
+    arms,
+    cases,
+    driver,
+    exact,
+    groups,
+    plot,
+    shapes,
+    turns,
+)
+from benchmarks.engine.cases import Case
 from benchmarks.results import Result, Row
 
 
@@ -39,10 +52,9 @@ def test_adaptive_is_held_against_the_best_upstream_arm_of_the_same_load():
         "adaptive with vLLM's planner": 99.5,
     }
     windows = {
-        (name, 8): [{"tokens_per_s": v, "step_ms": 1.0, "counters": {}}]
-        for name, v in speeds.items()
+        name: [{"tokens_per_s": v, "step_ms": 1.0, "counters": {}}] for name, v in speeds.items()
     }
-    rows = adaptive.compared(windows, list(speeds), 8, 512)
+    rows = adaptive.compared(windows, Case(512, 8), ["no speculation", "K = 7"])
     ratios = {row.case.split(", ", 2)[2]: row for row in rows if row.metric.startswith("over")}
     assert ratios["adaptive"].value == 0.98
     assert ratios["adaptive"].met is False
@@ -63,12 +75,38 @@ def test_a_gain_counts_against_the_best_arm_of_all_groups():
 
 
 def test_an_arm_may_be_left_out_of_large_loads():
-    (group,) = groups.parsed("no speculation, K = 7:64", 256)
-    assert group == {"no speculation": 256, "K = 7": 64}
-    window = {"tokens_per_s": 1.0, "step_ms": 1.0, "counters": {}}
-    windows = {("no speculation", 256): [window], ("adaptive", 256): [window]}
-    rows = adaptive.compared(windows, ["no speculation", "K = 7", "adaptive"], 256, 512)
-    assert not any("K = 7" in row.case for row in rows)
+    asked = [Case(512, 256), Case(512, 64)]
+    (group,) = groups.parsed("no speculation, K = 7:64", asked)
+    assert group == {"no speculation": asked, "K = 7": [Case(512, 64)]}
+
+
+def test_upstreams_own_adaptive_arm_is_one_to_beat_where_it_runs(tmp_path):
+    def upstream(target: str) -> list[str]:
+        return arms.Setting(target, "dspark", 4, [3], [Case(8, 1)], 1, tmp_path).upstream()
+
+    assert upstream("hybrid") == ["no speculation", "K = 3"]
+    assert upstream("dense") == ["no speculation", "K = 3", "adaptive with vLLM's planner"]
+
+
+def test_lengths_share_a_list_of_loads_or_have_one_each():
+    assert cases.parsed("8,32", "1,4") == [Case(8, 4), Case(8, 1), Case(32, 4), Case(32, 1)]
+    assert cases.parsed("8,32", "4,1; 2") == [Case(8, 4), Case(8, 1), Case(32, 2)]
+    with pytest.raises(ValueError, match="--loads has 3 lists for 2 lengths"):
+        cases.parsed("8,32", "1;2;3")
+    with pytest.raises(ValueError, match="whole numbers from 1 on"):
+        cases.parsed("8,0", "1")
+
+
+def test_a_request_lives_through_the_first_window_and_all_that_count():
+    case = Case(1024, 64)
+    assert case.all_steps(3) == cases.SETTLE + 32 + 3 * (cases.BREATH + 32)
+    assert acceptance.emitted(1) == pytest.approx(1 + (0.90 + 0.55) / 2)
+
+
+def test_an_engine_that_takes_no_turns_keeps_its_cache(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(turns, "_allocator", lambda: pytest.fail("asked for the allocator"))
+    turns.give_back()
+    turns.take()
 
 
 def test_the_cache_of_an_arm_holds_its_states():
@@ -117,46 +155,51 @@ def test_the_plot_compares_arms_of_one_group_alone(tmp_path):
     assert found == {"K 1": {64: [(0.5, 0.04), (0.75, 0.04)]}}
 
 
-def memory(name: str, load: int) -> float:
-    """An adaptive arm of 40 at 256 requests; a fixed one grows with K."""
-    if name == "adaptive":
-        return 20 + load * 20 / 256
-    return 10 + load * 0.1 * int(name)
+def memory(name: str, served: Sequence[Case]) -> tuple[float, float]:
+    """An arm takes 20 besides its cache, which grows with the load, for a fixed arm with K."""
+    load = max(case.load for case in served)
+    cache = load * 0.1 if name == "adaptive" else load * 0.1 * int(name)
+    return 20, 20 + cache
 
 
-def test_groups_hold_what_fits_beside_the_adaptive_arm():
-    assert groups.packed(["1", "2", "4"], "adaptive", [16, 64, 256], 110, memory) == [
-        {"adaptive": 256, "1": 256},
-        {"adaptive": 256, "2": 256},
-        {"adaptive": 256, "4": 64},  # at 256 it alone would take more than there is
-    ]
-    assert groups.packed(["1", "2", "4"], "adaptive", [16, 64], 110, memory) == [
-        {"adaptive": 64, "1": 64, "2": 64, "4": 64}
+def test_groups_hold_what_fits_beside_the_largest_cache():
+    asked = [Case(8, 256), Case(8, 64), Case(8, 16)]
+    assert (
+        groups.packed(["1", "2", "4"], "adaptive", asked, 110, memory)
+        == [
+            {"adaptive": asked, "1": asked},  # 3 x 20 and the cache of "2", 51, would be too much
+            {"adaptive": asked, "2": asked},
+            {"adaptive": asked, "4": asked[1:]},  # its cache would take 102 alone
+        ]
+    )
+    assert groups.packed(["1", "2", "4"], "adaptive", asked[1:], 110, memory) == [
+        {"adaptive": asked[1:], "1": asked[1:], "2": asked[1:], "4": asked[1:]}
     ]
 
 
 def test_an_arm_that_fits_nowhere_is_named_with_what_to_lower():
-    with pytest.raises(ValueError, match=r"adaptive at 256 .* --loads"):
-        groups.packed(["1"], "adaptive", [16, 256], 50, memory)
+    with pytest.raises(ValueError, match=r"1 at 16 requests, 8 tokens takes 22 .* --loads"):
+        groups.packed(["1"], "adaptive", [Case(8, 16), Case(8, 256)], 41, memory)
 
 
 def test_the_arms_of_a_run_fit_an_h200(tmp_path):
-    """As the engines were seen there: 19.2, 49.1 and 45.3 GiB of 16 layers at 256 requests."""
-    setting = arms.Setting("hybrid", "dspark", 16, [1, 3], [1, 256], 1024, tmp_path)
+    """As engines with caches of their own were seen there, 16 layers, 256 requests, 88 steps."""
+    asked = [Case(1024, 256), Case(1024, 1)]
+    setting = arms.Setting("hybrid", "dspark", 16, [1, 3], asked, 1, tmp_path)
+    assert Case(1024, 256).all_steps(1) == 84
     seen = {"no speculation": 19.2, "K = 3": 49.1, "adaptive": 45.3}
     for name, gib in seen.items():
-        assert setting.memory_gib(name, 256) == pytest.approx(gib, rel=0.1)
+        assert setting.memory_gib(name, asked)[1] == pytest.approx(gib, rel=0.1)
 
 
 def test_a_request_has_the_state_and_the_rows_of_its_arm(tmp_path):
-    setting = arms.Setting("hybrid", "dspark", 16, [1, 3], [1, 64], 1024, tmp_path)
-    found = setting.request("K = 3", 64, {"CUDA_VISIBLE_DEVICES": "1"})
+    asked = [Case(1024, 64), Case(1024, 1)]
+    setting = arms.Setting("hybrid", "dspark", 16, [1, 3], asked, 3, tmp_path)
+    found = setting.request("K = 3", asked, {"CUDA_VISIBLE_DEVICES": "1"})
     assert found["engine"]["speculative_config"]["num_speculative_tokens"] == 3
     assert found["engine"]["compilation_config"]["cudagraph_capture_sizes"][-1] == 256
-    assert not found["waits"] and found["environment"] == {"CUDA_VISIBLE_DEVICES": "1"}
-    own = setting.request("adaptive", 64, {})
-    assert own["waits"] and own["engine"]["additional_config"]["ascend_spec"]["gdn_state"] == (
-        "replay"
-    )
+    assert found["turns"] and found["environment"] == {"CUDA_VISIBLE_DEVICES": "1"}
+    own = setting.request("adaptive", asked, {})
+    assert own["engine"]["additional_config"]["ascend_spec"]["gdn_state"] == "replay"
     with pytest.raises(ValueError, match="--target"):
-        arms.Setting("plain", "dspark", 16, [1], [1], 1024, tmp_path)
+        arms.Setting("plain", "dspark", 16, [1], asked, 3, tmp_path)
