@@ -1,9 +1,9 @@
-"""Throughput of every arm over the best fixed one, by load, from results of the speed benchmark.
+"""Throughput of every arm over the adaptive one, by load, from results of the speed benchmark.
 
     python -m benchmarks.engine.plot OUT.svg RESULT.json ...
 
-Arms of one load are compared within their group alone, which ran side by side; whiskers are the
-spread of the repeats. Needs the extra `bench`.
+A panel for each prompt length. Arms of one load are compared within their group alone, which ran
+side by side; whiskers are the spread of the repeats. Needs the extra `bench`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,17 +39,22 @@ def points(files: list[Path]) -> dict[tuple[str, int, int], dict[str, Point]]:
 
 def over_adaptive(
     found: dict[tuple[str, int, int], dict[str, Point]],
-) -> dict[str, dict[int, list[Point]]]:
-    """arm -> load -> (its throughput over the adaptive arm's beside it, spread of both)."""
-    ratios: dict[str, dict[int, list[Point]]] = defaultdict(lambda: defaultdict(list))
-    for (_, load, _), arms in found.items():
+) -> dict[int, dict[str, dict[int, list[Point]]]]:
+    """context -> arm -> load -> (its throughput over the adaptive arm's beside it, spread)."""
+    ratios: dict[int, dict[str, dict[int, list[Point]]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(list))
+    )
+    for (_, load, context), arms in found.items():
         if ADAPTIVE not in arms:
             continue
         own, own_spread = arms[ADAPTIVE]
         for arm, (speed, spread) in arms.items():
             if arm != ADAPTIVE:
-                ratios[arm][load].append((speed / own, spread + own_spread))
-    return {arm: dict(by_load) for arm, by_load in ratios.items()}
+                ratios[context][arm][load].append((speed / own, spread + own_spread))
+    return {
+        context: {arm: dict(by_load) for arm, by_load in by_arm.items()}
+        for context, by_arm in ratios.items()
+    }
 
 
 def main(
@@ -63,9 +68,20 @@ def main(
     matplotlib.rcParams["svg.hashsalt"] = "adaptive"  # the same file from the same results
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     ratios = over_adaptive(points(files))
-    for arm, by_load in sorted(ratios.items()):
+    figure, panels = pyplot.subplots(
+        1, len(ratios), figsize=(7 * len(ratios), 4), layout="constrained", squeeze=False
+    )
+    for axes, context in zip(panels[0], sorted(ratios), strict=True):
+        _draw(axes, ratios[context])
+        axes.set_title(f"prompts of {context} tokens")
+    figure.suptitle(Result.model_validate_json(files[0].read_text("utf-8")).device)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
+
+
+def _draw(axes: Any, by_arm: dict[str, dict[int, list[Point]]]) -> None:
+    for arm, by_load in sorted(by_arm.items()):
         loads = sorted(by_load)
         best = [max(by_load[load]) for load in loads]
         values = [value for value, _ in best]
@@ -73,14 +89,11 @@ def main(
         axes.errorbar(loads, values, yerr=whiskers, marker="o", capsize=3, label=arm)
     axes.axhline(1.0, color="black", linewidth=1.5, label=ADAPTIVE)
     axes.set_xscale("log", base=2)
-    ticks = sorted({load for by_load in ratios.values() for load in by_load})
+    ticks = sorted({load for by_load in by_arm.values() for load in by_load})
     axes.set_xticks(ticks, [str(load) for load in ticks])
     axes.set_xlabel("requests at once")
     axes.set_ylabel("throughput, adaptive = 1")
-    axes.set_title(Result.model_validate_json(files[0].read_text("utf-8")).device)
     axes.legend()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
 
 
 if __name__ == "__main__":

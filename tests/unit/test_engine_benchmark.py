@@ -152,7 +152,7 @@ def test_the_plot_compares_arms_of_one_group_alone(tmp_path):
         rows=rows(1, K_1=50, adaptive=100) + rows(2, K_1=60, adaptive=80) + rows(3, K_7=10),
     ).write(file)
     found = plot.over_adaptive(plot.points([file]))
-    assert found == {"K 1": {64: [(0.5, 0.04), (0.75, 0.04)]}}
+    assert found == {1024: {"K 1": {64: [(0.5, 0.04), (0.75, 0.04)]}}}
 
 
 def memory(name: str, served: Sequence[Case]) -> tuple[float, float]:
