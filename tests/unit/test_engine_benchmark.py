@@ -17,6 +17,7 @@ from benchmarks.engine import (
     groups,
     plot,
     shapes,
+    table,
     turns,
 )
 from benchmarks.engine.cases import Case
@@ -128,6 +129,18 @@ def test_shapes_keep_three_gdn_layers_to_one_of_attention():
 def test_spread_and_median_of_three_repeats():
     assert driver.median([3.0, 1.0, 2.0]) == 2.0
     assert driver.spread([9.0, 10.0, 11.0]) == pytest.approx(0.1)
+
+
+def test_a_table_holds_the_adaptive_arm_against_the_nearest_of_upstreams_arms():
+    groups_of_load = [
+        {"adaptive": (100.0, 0.0), "no speculation": (50.0, 0.004), "K = 3": (80.0, 0.02)},
+        {"adaptive": (90.0, 0.0), "K = 7": (89.0, 0.0), "K = 7 with replay states": (95.0, 0.0)},
+    ]
+    assert table.worst_ratio(groups_of_load) == pytest.approx(90 / 89)
+    assert table.worst_ratio([{"K = 3": (1.0, 0.0)}]) is None
+    head, _, row = table.lines({64: groups_of_load[:1]})
+    assert head == "| requests | none | K = 3 | adaptive | over the best |"
+    assert row == "| 64 | 50 | 80 ±2 % | 100 | 1.25 |"
 
 
 def test_the_plot_compares_arms_of_one_group_alone(tmp_path):
