@@ -92,7 +92,9 @@ struct PipelineShared {
   static constexpr int kWarpsOfHead = kTilesOfHead / kTilesOfWarp;
   static constexpr int kParts = kPartsOfHead, kTilesOfPart = kTilesOfHead / kParts;
   static constexpr int kWarpsOfPart = kWarpsOfHead / kParts;
-  static_assert(kGroups <= kSystemWarps, "each group of warps finds a record that ends its work");
+  // A wait names a phase by its parity alone, so that a warp may pass by none of a barrier: every use of
+  // a stage is for the same warps, and every warp that multiplies takes part in every record.
+  static_assert(kStages % (kParts * kGroups) == 0, "a stage is always of the same part and group");
   static constexpr int kStageBytes = kDim * kDim * StateTile<kWide>::kStateBytes / kParts;
 
   uint4 stages[kStages][kStageBytes / 16];
@@ -276,7 +278,8 @@ WARP_FN void multiply_tile(const Arguments& x, const Work& w, int dv, const Stat
   }
 }
 
-// Each kGroups-th head. What does not need the state is done before the state is waited for.
+// Each kGroups-th head; of the others the warp only lets their record go. What does not need the state
+// is done before the state is waited for.
 template <bool kWide, typename Shared>
 WARP_FN void multiply_heads(const Arguments& x, Shared& shared, int warp_number) {
   constexpr int kRowBytes = kDim * StateTile<kWide>::kStateBytes;
@@ -284,7 +287,8 @@ WARP_FN void multiply_heads(const Arguments& x, Shared& shared, int warp_number)
   const int first_tile = warp_number % Shared::kWarpsOfHead * Shared::kTilesOfWarp;
   const int part = first_tile / Shared::kTilesOfPart;
   const int in_tile = 2 * (warp::lane() >> 2);
-  for (int n = warp_number / Shared::kWarpsOfHead;; n += Shared::kGroups) {
+  const int group = warp_number / Shared::kWarpsOfHead;
+  for (int n = 0;; ++n) {
     const Use<Shared::kSystemWarps> use(n);
     const Use<Shared::kStages> stage(n * Shared::kParts + part);
     const Record<kWide>& record = shared.records[use.place];
@@ -293,6 +297,10 @@ WARP_FN void multiply_heads(const Arguments& x, Shared& shared, int warp_number)
     use.wait_full(shared.record_full);
     const Work w(x, record.request(), record.work[6], 0);
     if (w.num_rows == 0) break;
+    if (n % Shared::kGroups != group) {
+      arrive_once(shared.record_empty + use.place);
+      continue;
+    }
     const bool folds = w.flush != 0 && w.pending > 0;
 #pragma unroll 1
     for (int i = 0; i < Shared::kTilesOfWarp; ++i) {
@@ -325,7 +333,7 @@ WARP_FN void run_pipeline(const Arguments& x, Shared& shared) {
     }
     for (int i = 0; i < Shared::kSystemWarps; ++i) {
       warp::make_barrier(shared.record_full + i, 1);
-      warp::make_barrier(shared.record_empty + i, Shared::kWarpsOfHead);
+      warp::make_barrier(shared.record_empty + i, kTileWarps);
     }
     warp::barriers_made();
   }

@@ -1,4 +1,5 @@
-// csrc/cuda/gdn_step.cuh run by emulated warps, behind the C interface of gdn_verify.cu.
+// csrc/cuda/gdn_step.cuh and gdn_pipeline.cuh run by emulated warps, behind the C interface of
+// gdn_verify.cu.
 #define GDN_WARP_EMULATION
 #include "gdn_pipeline.cuh"
 #include "gdn_step.cuh"
@@ -10,53 +11,57 @@ namespace {
 struct Variant {
   const char* name;
   bool wide;
-  void (*run)(const gdn::Arguments&);
+  bool (*run)(const gdn::Arguments&);  // false: it hangs
 };
 
 template <bool kWide, int kDepth>
-void direct(const gdn::Arguments& x) {
+bool direct(const gdn::Arguments& x) {
   for (int head = 0; head < x.requests * x.value_heads; ++head)
     warp::run([&] { gdn::step_direct<kWide, kDepth>(x, head); });
+  return true;
 }
 
 template <bool kWide>
-void copied(const gdn::Arguments& x) {
+bool copied(const gdn::Arguments& x) {
   std::vector<char> buffer(gdn::kHalf * gdn::kDim * gdn::StateTile<kWide>::kStateBytes);
   uint64_t barrier;
   for (int unit = 0; unit < 2 * x.requests * x.value_heads; ++unit)
     warp::run([&] { gdn::step_copied<kWide>(x, buffer.data(), &barrier, unit); });
+  return true;
 }
 
 template <bool kWide>
-void streamed(const gdn::Arguments& x) {
+bool streamed(const gdn::Arguments& x) {
   std::vector<char> buffer(gdn::Stream<kWide>::kBytes, 0x55);
   for (int head = 0; head < x.requests * x.value_heads; ++head)
     warp::run([&] { gdn::step_streamed<kWide>(x, buffer.data(), head); });
+  return true;
 }
 
-// Few warps and stages, so that they are used again and again.
-template <bool kWide, int kTilesOfWarp>
-void pipeline(const gdn::Arguments& x) {
-  constexpr int kSystemWarps = 2, kStages = 3, kParts = kWide ? 2 : 1, kBlocks = 2;
+template <bool kWide, int kSystemWarps, int kStages, int kParts, int kTilesOfWarp>
+bool pipeline(const gdn::Arguments& x) {
+  constexpr int kBlocks = 2;
   using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kParts, kTilesOfWarp>;
   const auto shared = std::make_unique<Shared>();
   for (int block = 0; block < kBlocks; ++block) {
     std::memset(static_cast<void*>(shared.get()), 0x55, sizeof(Shared));
-    warp::run([&] { gdn::run_pipeline<kWide>(x, *shared); },
-              32 * (gdn::kTileWarps + kSystemWarps + 1), block, kBlocks);
+    if (!warp::run([&] { gdn::run_pipeline<kWide>(x, *shared); },
+                   32 * (gdn::kTileWarps + kSystemWarps + 1), block, kBlocks))
+      return false;
   }
+  return true;
 }
 
 const Variant kVariants[] = {
     {"copied", false, copied<false>},
     {"direct d2", false, direct<false, 2>},
-    {"pipeline t1", false, pipeline<false, 1>},
-    {"pipeline t2", false, pipeline<false, 2>},
+    {"pipeline s7 r3", false, pipeline<false, 7, 3, 1, 1>},
+    {"pipeline s3 r4, two groups", false, pipeline<false, 3, 4, 1, 2>},
     {"streamed", false, streamed<false>},
     {"copied", true, copied<true>},
     {"direct d1", true, direct<true, 1>},
-    {"pipeline t1", true, pipeline<true, 1>},
-    {"pipeline t2", true, pipeline<true, 2>},
+    {"pipeline s3 r8 quarters", true, pipeline<true, 3, 8, 4, 2>},
+    {"pipeline s2 r4 halves", true, pipeline<true, 2, 4, 2, 1>},
     {"streamed", true, streamed<true>},
 };
 
@@ -74,11 +79,13 @@ int gdn_verify_variant_heads(int) { return 8; }
 
 int gdn_verify_argument_bytes() { return sizeof(gdn::Arguments); }
 
-const char* gdn_verify_error(int) { return "none"; }
+// Of the turns of warps and of copies; 0: in order.
+void gdn_verify_schedule(unsigned seed) { warp::fibers().seed = seed; }
+
+const char* gdn_verify_error(int) { return "every warp waits for another one"; }
 
 int gdn_verify_launch(const gdn::Arguments* arguments, int variant, void*) {
-  kVariants[variant].run(*arguments);
-  return 0;
+  return kVariants[variant].run(*arguments) ? 0 : 1;
 }
 
 }  // extern "C"

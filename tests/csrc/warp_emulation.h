@@ -1,19 +1,18 @@
 // csrc/cuda/warp.cuh on a CPU: a block's threads are fibers that take turns, a warp's matrix products
-// are sums in double.
+// are sums in double. Turns, barriers and late copies: warp_fibers.h.
 //
 // Registers and fragments are those of the device code, so a wrong index gives a wrong number. What is
-// not shown here: races between warps, rounding of approximate instructions, and speed.
+// not shown here: races within a turn of a warp, rounding of approximate instructions, and speed.
 #pragma once
-
-#include <ucontext.h>
 
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <functional>
 #include <vector>
+
+#include "warp_fibers.h"
 
 #define WARP_FN inline
 
@@ -25,112 +24,6 @@ struct uint4 {
 };
 
 namespace warp {
-
-struct Message {
-  float f[10];
-  uint32_t u[8];
-};
-
-constexpr int kMaxThreads = 1024;
-
-struct Fibers {
-  ucontext_t caller, threads[kMaxThreads];
-  std::vector<char> stacks;
-  std::function<void()> body;
-  Message messages[2][kMaxThreads];
-  unsigned turns[kMaxThreads];
-  int count = 0, current = 0, left = 0, block = 0, blocks = 1;
-  int arrived[kMaxThreads / 32];
-  unsigned meetings[kMaxThreads / 32];
-  int waiting = 0, sum[2] = {};
-  unsigned barriers = 0;
-};
-
-inline Fibers& fibers() {
-  static Fibers all;
-  return all;
-}
-
-inline int thread() { return fibers().current; }
-inline int lane() { return fibers().current & 31; }
-inline int block_size() { return fibers().count; }
-
-inline void switch_to_next() {
-  Fibers& f = fibers();
-  const int from = f.current;
-  f.current = (from + 1) % f.count;
-  swapcontext(&f.threads[from], &f.threads[f.current]);
-}
-
-// The messages of a warp's lanes, once all have sent one. Threads take turns in order and the lanes of
-// a warp take the same ones, so none is two messages ahead.
-inline const Message* exchange(const Message& own) {
-  Fibers& f = fibers();
-  const int me = f.current, side = f.turns[me]++ & 1;
-  f.messages[side][me] = own;
-  switch_to_next();
-  return &f.messages[side][me & ~31];
-}
-
-// Every thread's x added up, once all have come here.
-inline int block_sum(int x) {
-  Fibers& f = fibers();
-  const unsigned turn = f.barriers;
-  f.sum[turn & 1] += x;
-  if (++f.waiting == f.count) {
-    f.waiting = 0;
-    f.sum[(turn + 1) & 1] = 0;
-    ++f.barriers;
-  }
-  while (f.barriers == turn) switch_to_next();
-  return f.sum[turn & 1];
-}
-
-inline void block_sync() { block_sum(0); }
-inline int block() { return fibers().block; }
-inline int blocks() { return fibers().blocks; }
-
-// The lanes of a warp meet: after it, each takes a turn before any takes two.
-inline void meet() {
-  Fibers& f = fibers();
-  const int mine = f.current / 32;
-  const unsigned turn = f.meetings[mine];
-  if (++f.arrived[mine] == 32) {
-    f.arrived[mine] = 0;
-    ++f.meetings[mine];
-  }
-  while (f.meetings[mine] == turn) switch_to_next();
-}
-
-inline void run_thread() {
-  Fibers& f = fibers();
-  f.body();
-  if (--f.left == 0) setcontext(&f.caller);
-  for (;;) switch_to_next();  // its turns pass on
-}
-
-// body() in as many threads, as one of some blocks.
-inline void run(std::function<void()> body, int count = 32, int block = 0, int blocks = 1) {
-  Fibers& f = fibers();
-  f.block = block;
-  f.blocks = blocks;
-  std::memset(f.arrived, 0, sizeof f.arrived);
-  constexpr size_t kStack = 64 * 1024;
-  f.stacks.resize(count * kStack);
-  f.body = std::move(body);
-  f.current = f.waiting = f.sum[0] = f.sum[1] = 0;
-  f.barriers = 0;
-  f.count = f.left = count;
-  for (int i = 0; i < count; ++i) {
-    f.turns[i] = 0;
-    getcontext(&f.threads[i]);
-    f.threads[i].uc_stack.ss_sp = f.stacks.data() + i * kStack;
-    f.threads[i].uc_stack.ss_size = kStack;
-    f.threads[i].uc_link = nullptr;
-    makecontext(&f.threads[i], run_thread, 0);
-  }
-  swapcontext(&f.caller, &f.threads[0]);
-}
 
 inline float as_float(uint32_t x) {
   float f;
@@ -318,40 +211,11 @@ inline void wait_groups() {
     for (const auto& copy : ended.front()) store16(copy.to, copy.words);
 }
 
-// A barrier's 64 bits: arrivals of a phase, those that are still to come, and the phase.
-struct BarrierBits {
-  uint16_t arrivals, left;
-  uint32_t phase;
-};
-
-inline void make_barrier(uint64_t* at, int arrivals) {
-  const auto count = static_cast<uint16_t>(arrivals);
-  const BarrierBits bits{count, count, 0};
-  std::memcpy(at, &bits, sizeof bits);
-}
-
-inline void barriers_made() {}
-
-inline void arrive(uint64_t* at) {
-  BarrierBits bits = load<BarrierBits>(at);
-  if (bits.left == 0) std::abort();
-  if (--bits.left == 0) bits.left = bits.arrivals, ++bits.phase;
-  std::memcpy(at, &bits, sizeof bits);
-}
-
-// A GPU would hang where this ends the program.
-inline void wait(uint64_t* at, int parity) {
-  constexpr int kPatience = 1 << 16;
-  for (int turns = 0; (load<BarrierBits>(at).phase & 1) == static_cast<unsigned>(parity); ++turns) {
-    if (turns > kPatience) std::abort();
-    switch_to_next();
-  }
-  meet();
-}
-
 inline void copy_and_arrive(void* to, const void* from, uint32_t bytes, uint64_t* at) {
-  std::memcpy(to, from, bytes);
-  arrive(at);
+  later([=] {
+    std::memcpy(to, from, bytes);
+    arrive(at);
+  });
 }
 
 // Copies at once. A wait without its start would hang a GPU: here it ends the program.

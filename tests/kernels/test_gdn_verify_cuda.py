@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -233,6 +234,38 @@ def test_many_heads_give_what_the_first_cut_gives(dtype: torch.dtype, device: to
         step.run(variant)
         found.append(step.found())
         compare(found[-1], found[0])
+
+
+@pytest.fixture
+def schedule_of_turns() -> Iterator[Callable[[int], None]]:
+    """Sets the seed by which emulated warps run ahead and lag behind."""
+    set_seed = ctypes.CDLL(str(library().path)).gdn_verify_schedule
+    yield set_seed
+    set_seed(0)
+
+
+def found_of(variant: cuda.Variant, requests: int) -> list[torch.Tensor]:
+    step = UpperBound(variant.state_dtype, requests, torch.device("cpu"), slots=requests + 1)
+    step.fill([8] * requests, list(range(1, requests + 1)), pending=4)
+    step.step.flush.zero_()
+    step.run(variant)
+    return step.found()
+
+
+@pytest.mark.skipif(ON_GPU, reason="turns are given to emulated warps")
+@pytest.mark.parametrize("requests", [31, 20])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pipelines_rely_on_no_warps_speed(
+    dtype: torch.dtype, requests: int, schedule_of_turns: Callable[[int], None]
+) -> None:
+    """62 and 40 full heads a block, as every order of turns gives them; a hang is an error."""
+    pipelines = [v for v in of_dtype(dtype) if v.name.startswith("pipeline")]
+    expected = found_of(of_dtype(dtype)[0], requests)
+    for variant in pipelines:
+        for seed in range(1, 6):
+            schedule_of_turns(seed)
+            compare(found_of(variant, requests), expected)
+        schedule_of_turns(0)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA graph")
