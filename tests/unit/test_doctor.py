@@ -32,7 +32,8 @@ def test_every_no_has_its_reason(host: Host) -> None:
         ("dspark", Feature.ADAPTIVE_HYBRID, AMPERE, False),
         ("dspark", Feature.ADAPTIVE, AMPERE, False),
         ("ngram", Feature.ADAPTIVE, CPU, True),
-        ("ngram", Feature.ADAPTIVE, HOPPER, False),
+        ("ngram", Feature.ADAPTIVE, HOPPER, True),
+        ("ngram", Feature.ADAPTIVE_HYBRID, AMPERE, False),
         ("suffix", Feature.MRV2, HOPPER, False),
         ("mtp", Feature.HYBRID, HOPPER, True),
         ("mtp", Feature.MRV2, Host("ascend"), True),
@@ -53,7 +54,7 @@ def test_what_no_gpu_has_run_is_said() -> None:
         for row in Result.model_validate_json(path.read_text("utf-8")).rows
         if row.metric.startswith("largest top-2 gap") and "adaptive against" in row.case
     }
-    for name in ("mtp", "eagle3", "dflash", "dflash2", "dspark", "draft_model"):
+    for name in ("mtp", "eagle3", "dflash", "dflash2", "dspark", "ngram", "draft_model"):
         reason = verdict(method(name), Feature.ADAPTIVE_HYBRID, HOPPER).reason
         assert ("not seen on a GPU" in reason) is (name not in seen), name
 

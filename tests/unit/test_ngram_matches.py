@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from vllm_ascend_spec.budget import confidence as policy  # noqa: E402
 from vllm_ascend_spec.engine.ngram_matches import MatchStatistics, newest_matches  # noqa: E402
@@ -76,3 +80,36 @@ def test_matches_are_read_from_what_the_scan_leaves():
     length, available = newest_matches(speculator, 3, column(0, 1, 2))
     assert length.tolist() == [3, 0, 1]
     assert available.tolist() == [60 - 7 - 3, 0, 4 - 0 - 1]
+
+
+class _Recorder(TorchDispatchMode):
+    """Operators that were run, with their tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, list[torch.Tensor]]] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        leaves = tree_leaves((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self.calls.append((function.overloadpacket.__name__, tensors))
+        return function(*args, **(kwargs or {}))
+
+
+def test_nothing_is_read_from_the_device_or_written_from_the_host():
+    """On a GPU each would wait: values read, masks as indices, numbers put at indices."""
+    matches = MatchStatistics(SLOTS, K, torch.device("cpu"))
+    slots, ones = column(0, 1), column(1, 1)
+    with _Recorder() as recorder:
+        matches.forget(slots)
+        matches.judge(slots, ones, ones)
+        matches.scores(slots, ones, ones)
+    names = {name for name, _ in recorder.calls}
+    assert names.isdisjoint({"_local_scalar_dense", "nonzero", "masked_select", "item"})
+    for name, tensors in recorder.calls:
+        if name in ("index_put_", "_index_put_impl_"):
+            assert tensors[-1].dim() > 0, "a number is copied from the host"
+            assert all(tensor.dtype is not torch.bool for tensor in tensors[1:-1])
+    assert "index_put_" in names

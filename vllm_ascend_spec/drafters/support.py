@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from vllm_ascend_spec.drafters.methods import Confidence, Drafting, Method
+from vllm_ascend_spec.drafters.methods import Confidence, Method
 
 
 class Feature(str, Enum):
@@ -31,16 +31,13 @@ class Verdict:
 
 YES = Verdict(True, "")
 _NO_RUNNER = "vLLM's Model Runner V2 has no {title} speculator; the plugin's own is not there yet"
-_MATCHES = f"confidence: {Confidence.MATCH.value}"
-_MATCHES_ON_CPU = Verdict(
-    False, "n-gram drafts have a confidence on the CPU engine alone; every draft token is verified"
-)
 _NO_FULL_GRAPHS = Verdict(
     False,
     "FlashAttention 2 has no graph for varying lengths; set "
     '--attention-config \'{"backend": "TRITON_ATTN"}\', or use a Hopper or newer GPU',
 )
 _NO_ASCEND_SPECULATOR = "vllm-ascend's Model Runner V2 has no {title} speculator"
+_CONFIDENCES = {Confidence.HEAD: "head", Confidence.MATCH: Confidence.MATCH.value}
 _SEEN_ON_A_GPU = ("mtp", "eagle3", "dspark")  # benchmarks/results/engine/adaptive_exact*.json
 _ASCEND_SPECULATORS = ("mtp", "eagle3", "dflash", "dspark")
 
@@ -79,11 +76,9 @@ def _on_ascend(method: Method, feature: Feature) -> Verdict:
 
 
 def _adaptive(method: Method, feature: Feature, host: Host) -> Verdict:
-    if method.drafting is Drafting.LOOKUP:
-        return Verdict(True, _MATCHES) if host.platform == "cpu" else _MATCHES_ON_CPU
     if not host.varying_length_graphs:
         return _NO_FULL_GRAPHS
-    source = "head" if method.confidence is Confidence.HEAD else "upstream's online estimator"
+    source = _CONFIDENCES.get(method.confidence, "upstream's online estimator")
     seen = ""
     if feature is Feature.ADAPTIVE_HYBRID and host.platform == "cuda":
         seen = "" if method.name in _SEEN_ON_A_GPU else "; not seen on a GPU yet"

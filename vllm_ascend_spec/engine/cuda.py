@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from vllm_ascend_spec.engine import replay, replay_steps, runner, versions
+from vllm_ascend_spec.engine import ngram, replay, replay_steps, runner, versions
 from vllm_ascend_spec.engine.patching import Replacement, declare, in_place_of, on_import
 
 _BACKENDS = "vllm.v1.attention.backends.registry"
@@ -33,6 +33,7 @@ def enable() -> None:
     declare(
         *replacements(),
         *runner.replacements(),
+        *ngram.replacements(),
         *replay.replacements(),
         *replay_steps.replacements(),
     )

@@ -14,13 +14,13 @@ class MatchStatistics:
 
     def __init__(self, max_requests: int, draft_tokens: int, device: torch.device) -> None:
         self._position = torch.arange(draft_tokens, device=device)
-        zeros = torch.zeros(3, max_requests, dtype=torch.float32, device=device)
-        self.copied, self.trials, self.agreements = zeros
+        self._known = torch.zeros(3, max_requests, dtype=torch.float32, device=device)
+        self.copied, self.trials, self.agreements = self._known
 
     def forget(self, slots: torch.Tensor) -> None:
-        """The requests in these slots start anew; slots: int [R]."""
-        for known in (self.copied, self.trials, self.agreements):
-            known[slots] = 0.0
+        """The requests in these slots start anew; slots: int64 [R]."""
+        # `x[slots] = 0.0` would copy the number from the host, and wait for the device.
+        self._known.index_fill_(1, slots, 0.0)
 
     def judge(self, slots: torch.Tensor, verified: torch.Tensor, emitted: torch.Tensor) -> None:
         """What became of the copied tokens in hand; int [R] each, emitted 0 inside a prompt."""
