@@ -18,6 +18,7 @@ import json
 import re
 import tempfile
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,14 +52,14 @@ def first_differences(one: dict[str, Any], other: dict[str, Any]) -> list[float]
     return gaps
 
 
-def comparisons(methods: list[str], arms: dict[str, Asked]) -> list[tuple[str, str]]:
-    """(reference, other) of every comparison that the answers allow."""
+def comparisons(methods: list[str], answered: Collection[str]) -> list[tuple[str, str]]:
+    """(reference, other) of every comparison that the arms which answered allow."""
     pairs = []
     for method in methods:
         fixed, adaptive, lengths = (f"{method} {kind}" for kind in ("fixed", "adaptive", "lengths"))
         pairs += [("none", fixed), ("none", adaptive), (fixed, adaptive)]
         pairs += [("none", lengths), (fixed, lengths)]
-    return [pair for pair in pairs if all(name in arms and arms[name].answer for name in pair)]
+    return [pair for pair in pairs if set(pair) <= set(answered)]
 
 
 def compared(case: str, one: dict[str, Any], other: dict[str, Any]) -> list[Row]:
@@ -110,7 +111,6 @@ def figures(arms: dict[str, Asked], name: str) -> list[Row]:
     counters = answer["counters"]
     ratios = {
         "acceptance length over all steps": ("emitted", "requests"),
-        "draft tokens verified": ("verified", "drafted"),
         "expected over real acceptances": ("expected_accepted", "accepted"),
         "predicted over real step time": ("predicted_ms", "real_ms"),
     }
@@ -121,6 +121,9 @@ def figures(arms: dict[str, Asked], name: str) -> list[Row]:
         if counters[below] and not (assumed and below == "real_ms")
     ]
     whole = arms[f"{name.split()[0]} adaptive"].answer if assumed else None
+    if counters["drafted"]:
+        trimmed = round(1 - counters["verified"] / counters["drafted"], 3)
+        rows.append(Row(case=name, metric="draft tokens trimmed", value=trimmed, unit=""))
     rows += [
         Row(
             case=name,
@@ -155,11 +158,10 @@ def result_of(
     methods: list[str], arms: dict[str, Asked], device: str, prompts: int, tokens: int, state: str
 ) -> Result:
     """Every comparison that the answers allow, and a row for each arm that has none."""
-    rows = [
-        row
-        for one, other in comparisons(methods, arms)
-        for row in compared(f"{other} against {one}", arms[one].answer, arms[other].answer)  # type: ignore[arg-type]
-    ]
+    answers = {name: asked.answer for name, asked in arms.items() if asked.answer is not None}
+    rows = []
+    for one, other in comparisons(methods, answers):
+        rows += compared(f"{other} against {one}", answers[one], answers[other])
     for name, asked in arms.items():
         if asked.answer is None:
             rows.append(Row(case=name, metric="answered", value=0, unit="of 1", bar=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -153,7 +154,7 @@ def requests(
 
     arms = {"none": arm(None, checked=False)}
     for method in methods:
-        adaptive = {"gdn_state": adaptive_state, "max_draft_rows": MAX_DRAFT_ROWS}
+        adaptive: dict[str, Any] = {"gdn_state": adaptive_state, "max_draft_rows": MAX_DRAFT_ROWS}
         arms[f"{method} fixed"] = arm(speculative_config(method))
         arms[f"{method} adaptive"] = arm(speculative_config(method, adaptive=True), **adaptive)
         if method in WITH_LENGTHS:
@@ -188,9 +189,7 @@ def ask(
     for name, request in wanted.items():
         # Daemons: the command must be able to end where an engine hangs.
         threading.Thread(
-            target=lambda *given: landed.put(_ask_one(*given)),
-            args=(name, request, folder, command),
-            daemon=True,
+            target=_serve, args=(landed, name, request, folder, command), daemon=True
         ).start()
     found = {name: Asked(name) for name in wanted}
     for _ in wanted:
@@ -206,15 +205,25 @@ def ask(
     return found
 
 
-def _ask_one(name: str, request: dict[str, Any], folder: Path, command: dict[str, Any]) -> Asked:
+def _serve(
+    landed: queue.SimpleQueue[Asked],
+    name: str,
+    request: dict[str, Any],
+    folder: Path,
+    command: dict[str, Any],
+) -> None:
+    """One arm from its start to its end, the answer into `landed` before it ends."""
     began = time.monotonic()
-    answer = None
+    answer, arms = None, []
     try:
-        for arm in start({name: request}, folder):  # none where it did not start
+        arms = start({name: request}, folder)  # none where it did not start
+        for arm in arms:
             answer = arm.ask(**command)
-            arm.close()
     except Exception as error:  # whatever it is, the others' rows must not be lost
         print(f"{name}: {error!r}", flush=True)
     log = folder / f"{name.replace(' ', '_')}.log"
     text = log.read_text(errors="replace") if log.is_file() else ""
-    return Asked(name, answer, text, time.monotonic() - began)
+    landed.put(Asked(name, answer, text, time.monotonic() - began))
+    for arm in arms:
+        with contextlib.suppress(OSError):  # of one that is gone already
+            arm.close()

@@ -1,4 +1,4 @@
-"""Child process of `test_profile_command.py`: `vllm-ascend-spec profile`, and a clock on what it measures.
+"""Child process of `test_profile_command.py`: `vllm-ascend-spec profile`, under a clock.
 
 Run as `python profile_case.py ANSWER.json ARGUMENTS...`; the arguments are the command's, and
 `--out` must be among them.
