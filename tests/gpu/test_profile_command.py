@@ -5,6 +5,7 @@ Skipped without CUDA. An engine at a time, for times that mean something.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -30,6 +31,7 @@ pytestmark = [
 
 MOST_SECONDS = 60.0
 LENGTHS = {"dspark": (), "mtp": (1, 2, 4)}
+PLOTS = importlib.util.find_spec("plotly") is not None
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,10 @@ def profiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     }
     arguments = [
         "hybrid", "--method", method, "--out", str(folder / "surface.json"),
-        "--html", str(folder / "surface.html"), "--engine-args", json.dumps(engine),
+        "--engine-args", json.dumps(engine),
     ]  # fmt: skip
+    if PLOTS:
+        arguments += ["--html", str(folder / "surface.html")]
     case = Path(__file__).with_name("profile_case.py")
     done = subprocess.run(
         [sys.executable, str(case), str(folder / "seen.json"), *arguments],
@@ -118,4 +122,8 @@ def test_the_file_is_taken_by_the_engine_that_it_was_measured_on(profiled: Profi
     assert profiled.seen["refused"] is None
     assert "ranks is 1 here and 2 in the surface" in profiled.seen["foreign_refused"]
     assert surfaces.dumps(profiled.surface) == profiled.file.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(not PLOTS, reason="no plotly")
+def test_the_page_shows_when_a_position_pays(profiled: Profiled):
     assert "Survival above which a position pays" in profiled.page.read_text(encoding="utf-8")
