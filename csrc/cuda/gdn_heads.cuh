@@ -6,34 +6,37 @@
 namespace gdn {
 
 // Heads that have rows, by their number among them; numbers are asked for in rising order. A lane holds
-// one request in 32; with kAhead it asks for its next one before that is needed.
-template <bool kAhead = false>
+// one request in 32, and as it lies in memory those of the kAhead times 32 that follow.
+template <int kAhead>
 struct Heads {
   const Arguments& x;
   int begin = 0, slot = 0, lengths = 0;  // of the lane's request; start, pending and so on together
-  Request ahead;
+  RequestInputs ahead[kAhead];
   unsigned live = 0;  // lanes whose request has rows
   int first = -32;    // request of lane 0
   int passed = 0;     // requests with rows before that
 
   WARP_FN explicit Heads(const Arguments& arguments) : x(arguments) {
-    if (kAhead) ahead = ask();
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) ahead[i] = ask(i);
     advance();
   }
 
-  WARP_FN Request ask() const {
-    const int request = first + 32 + warp::lane();
-    return request < x.requests ? Request(x, request) : Request();
+  WARP_FN RequestInputs ask(int further) const {
+    const int request = first + 32 * (1 + further) + warp::lane();
+    return request < x.requests ? RequestInputs(x, request) : RequestInputs();
   }
 
   WARP_FN void advance() {
     passed += warp::count_bits(live);
-    const Request mine = kAhead ? ahead : ask();
+    const Request mine(ahead[0]);
     first += 32;
     begin = mine.begin, slot = mine.slot;
     lengths = mine.num_rows | mine.start << 8 | mine.pending << 16 | (mine.flush != 0) << 24;
     live = warp::ballot(mine.num_rows > 0);
-    if (kAhead) ahead = ask();
+#pragma unroll
+    for (int i = 0; i + 1 < kAhead; ++i) ahead[i] = ahead[i + 1];
+    ahead[kAhead - 1] = ask(kAhead - 1);
   }
 
   // Whether there are so many; then the lanes hold its request.
@@ -45,7 +48,7 @@ struct Heads {
     return true;
   }
 
-  // After `seek`, which found it.
+  // After `seek`, which found it or one of its request.
   WARP_FN Work at(int number) const {
     const int which = number / x.value_heads - passed, lane = warp::lane();
     const int rank = warp::count_bits(live & ((1u << lane) - 1));
@@ -59,18 +62,24 @@ struct Heads {
   }
 };
 
-// Use k of a ring's place: its number, and which phases its barriers are in.
-template <int kPlaces>
-struct Use {
-  int place, round;
+// A ring's places as a warp takes them, one after another or every kStep-th. A wait names a phase of a
+// barrier by its parity alone, so a place that a warp takes must not be filled for others in between.
+template <int kPlaces, int kStep = 1>
+struct Turn {
+  int place, round = 0;  // the round's parity
 
-  WARP_FN explicit Use(int k) : place(k % kPlaces), round(k / kPlaces) {}
+  WARP_FN explicit Turn(int first) : place(first) {}
 
-  WARP_FN void wait_full(uint64_t* full) const { warp::wait(full + place, round & 1); }
-
-  WARP_FN void wait_empty(uint64_t* empty) const {
-    if (round > 0) warp::wait(empty + place, (round - 1) & 1);
+  WARP_FN void next() {
+    place += kStep;
+    if (place < kPlaces) return;
+    place -= kPlaces, round ^= 1;
   }
+
+  WARP_FN void wait_full(uint64_t* full) const { warp::wait(full + place, round); }
+
+  // In the first round there is nothing to wait for, and a new barrier says so.
+  WARP_FN void wait_empty(uint64_t* empty) const { warp::wait(empty + place, round ^ 1); }
 };
 
 }  // namespace gdn

@@ -76,7 +76,12 @@ struct System {
   float beta[2];                     // of the lane's columns
 };
 
-WARP_FN System solve(const Products& p, const Gates& gates, int num_rows) {
+// Column 2 c + e and row g: decay and products before elimination.
+struct SystemTables {
+  float lower[2], cross[2];
+};
+
+WARP_FN System begin_system(const Products& p, const Gates& gates, SystemTables& tables) {
   const int lane = warp::lane(), g = lane >> 2, c = lane & 3;
   float decay[kRows];
 #pragma unroll
@@ -97,13 +102,12 @@ WARP_FN System solve(const Products& p, const Gates& gates, int num_rows) {
       running_of[e] += m <= column ? decay[m] : 0.0f;
     }
   }
-  float lower[2], cross[2];
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const int column = 2 * c + e;
     const float from_column = expf(between[e]) * p.k_norm_of[e];
-    lower[e] = column < g ? -beta_g * p.kk[e] * p.k_norm * from_column : 0.0f;
-    cross[e] = column <= g ? p.qk[e] * p.q_norm * from_column : 0.0f;
+    tables.lower[e] = column < g ? -beta_g * p.kk[e] * p.k_norm * from_column : 0.0f;
+    tables.cross[e] = column <= g ? p.qk[e] * p.q_norm * from_column : 0.0f;
     s.inverse[e] = column == g ? 1.0f : 0.0f;
     s.carry[e] = 0.0f;
     const float from_start = expf(running_of[e]);
@@ -111,20 +115,34 @@ WARP_FN System solve(const Products& p, const Gates& gates, int num_rows) {
     s.from_start_q[e] = p.q_norm_of[e] * from_start;
     s.beta[e] = warp::shuffle(gates.beta, column);
   }
+  return s;
+}
+
+// Systems of value heads that share a key head, in step: each one's steps wait for one another.
+template <int kHeads>
+WARP_FN void solve(const Products& p, const Gates (&gates)[kHeads], int num_rows,
+                   System (&systems)[kHeads]) {
+  const int lane = warp::lane(), c = lane & 3;
+  SystemTables tables[kHeads];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) systems[h] = begin_system(p, gates[h], tables[h]);
 #pragma unroll
   for (int j = 0; j < kRows; ++j) {
     if (j >= num_rows) break;
     const int holder = (lane & ~3) | (j >> 1);
-    const float on_k = warp::shuffle(lower[j & 1], holder);
-    const float on_q = warp::shuffle(cross[j & 1], holder);
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const float pivot = warp::shuffle(s.inverse[e], 4 * j + c);
-      s.inverse[e] += on_k * pivot;
-      s.carry[e] += on_q * pivot;
+    for (int h = 0; h < kHeads; ++h) {
+      System& s = systems[h];
+      const float on_k = warp::shuffle(tables[h].lower[j & 1], holder);
+      const float on_q = warp::shuffle(tables[h].cross[j & 1], holder);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float pivot = warp::shuffle(s.inverse[e], 4 * j + c);
+        s.inverse[e] += on_k * pivot;
+        s.carry[e] += on_q * pivot;
+      }
     }
   }
-  return s;
 }
 
 // Lane j: what follows pending row j until the step starts.

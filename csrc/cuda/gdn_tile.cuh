@@ -179,18 +179,34 @@ struct Right<false> {
     head = warp::pack_bf16(x[0], x[1]);
     rest = warp::pack_bf16(x[0] - warp::bf16_low(head), x[1] - warp::bf16_high(head));
   }
+
+  // As another warp packed it.
+  WARP_FN explicit Right(uint2 packed) : head(packed.x), rest(packed.y) {}
+
+  WARP_FN uint2 packed() const { return {head, rest}; }
 };
 
 template <>
 struct Right<true> {
   float head[2], rest[2];
 
-  WARP_FN explicit Right(const float (&x)[2]) {
+  WARP_FN explicit Right(const float (&x)[2]) { set(x); }
+
+  WARP_FN void set(const float (&x)[2]) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       head[e] = warp::tf32_head(x[e]);
       rest[e] = x[e] - head[e];
     }
+  }
+
+  WARP_FN explicit Right(uint2 packed) {
+    const float x[2] = {warp::as_float(packed.x), warp::as_float(packed.y)};
+    set(x);
+  }
+
+  WARP_FN uint2 packed() const {
+    return {warp::as_bits(head[0] + rest[0]), warp::as_bits(head[1] + rest[1])};
   }
 };
 
@@ -215,6 +231,29 @@ WARP_FN void multiply_small(float (&c)[4], const float (&x)[4], const Right<true
   warp::mma_tf32(c, h[0], h[2], h[1], h[3], right.head[0], right.head[1]);
 }
 
+// Right operand of products with updates: two weights as an accumulator of [rows of K or Q, 8] holds them.
+template <bool kWide>
+struct UpdateWeights;
+
+template <>
+struct UpdateWeights<false> {
+  uint32_t head, rest;  // fp16, as updates are
+
+  WARP_FN explicit UpdateWeights(const float (&x)[2]) {
+    head = warp::pack_fp16(x[0], x[1]);
+    rest = warp::pack_fp16(x[0] - warp::fp16_low(head), x[1] - warp::fp16_high(head));
+  }
+
+  WARP_FN explicit UpdateWeights(uint2 packed) : head(packed.x), rest(packed.y) {}
+
+  WARP_FN uint2 packed() const { return {head, rest}; }
+};
+
+template <>
+struct UpdateWeights<true> : Right<true> {
+  using Right<true>::Right;
+};
+
 // Updates of two pending rows, 2 c and 2 c + 1 of a block of 8, in the lane's 8 rows of dv.
 template <bool kWide>
 struct Updates;
@@ -231,14 +270,11 @@ struct Updates<false> {
     x[row][0] = part.x, x[row][1] = part.y, x[row][2] = part.z, x[row][3] = part.w;
   }
 
-  // c += u^T weights, weights as an accumulator of [rows of K or Q, 8] holds them.
-  WARP_FN void apply(int tile, float (&c)[4], const float* weights) const {
+  // c += u^T weights.
+  WARP_FN void apply(int tile, float (&c)[4], const UpdateWeights<false>& weights) const {
     const uint32_t a0 = warp::lows(x[0][tile], x[1][tile]);
     const uint32_t a1 = warp::highs(x[0][tile], x[1][tile]);
-    const uint32_t head = warp::pack_fp16(weights[0], weights[1]);
-    const uint32_t rest = warp::pack_fp16(weights[0] - warp::fp16_low(head),
-                                          weights[1] - warp::fp16_high(head));
-    warp::mma_fp16(c, a0, a1, a0, a1, head, rest);
+    warp::mma_fp16(c, a0, a1, a0, a1, weights.head, weights.rest);
   }
 };
 
@@ -260,10 +296,9 @@ struct Updates<true> {
     }
   }
 
-  WARP_FN void apply(int tile, float (&c)[4], const float* weights) const {
-    const float own[2] = {weights[0], weights[1]};
+  WARP_FN void apply(int tile, float (&c)[4], const UpdateWeights<true>& weights) const {
     const float u[4] = {x[0][2 * tile], x[1][2 * tile], x[0][2 * tile + 1], x[1][2 * tile + 1]};
-    multiply_small(c, u, Right<true>(own));
+    multiply_small(c, u, weights);
   }
 };
 

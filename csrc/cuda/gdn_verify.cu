@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
 }
 
 template <bool kWide, typename Shared>
-__global__ void __launch_bounds__(32 * (gdn::kTileWarps + Shared::kSystemWarps + 1), 1)
+__global__ void __launch_bounds__(32 * Shared::kWarps, 1)
     pipeline_kernel(const __grid_constant__ gdn::Arguments x) {
   extern __shared__ __align__(128) char shared[];
   gdn::run_pipeline<kWide>(x, *reinterpret_cast<Shared*>(shared));
@@ -52,6 +52,7 @@ struct Variant {
   int blocks_per_sm;
   int shared_bytes;
   int halves;  // of a head that a warp serves; 0: blocks stay
+  void (*single)(gdn::Arguments) = nullptr;  // where an odd number of value heads has a key head
 };
 
 template <bool kWide, int kWarps, int kBlocks, int kDepth>
@@ -73,12 +74,15 @@ constexpr Variant streamed(const char* name) {
           2};
 }
 
-template <bool kWide, int kSystemWarps, int kStages, int kParts, int kTilesOfWarp>
+// Two value heads of a key head at a time, or one where they are odd in number.
+template <bool kWide, int... kCut>
 constexpr Variant pipeline(const char* name) {
-  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kParts, kTilesOfWarp>;
-  static_assert(sizeof(Shared) <= 227 * 1024, "shared memory of a block");
-  return {name, kWide, pipeline_kernel<kWide, Shared>, gdn::kTileWarps + kSystemWarps + 1,
-          1,    sizeof(Shared), 0};
+  using Pairs = gdn::PipelineShared<kWide, kCut..., 2>;
+  using Singles = gdn::PipelineShared<kWide, kCut..., 1>;
+  static_assert(sizeof(Pairs) <= 227 * 1024 && sizeof(Singles) <= sizeof(Pairs),
+                "shared memory of a block");
+  return {name, kWide, pipeline_kernel<kWide, Pairs>, Pairs::kWarps, 1,
+          sizeof(Pairs), 0, pipeline_kernel<kWide, Singles>};
 }
 
 int multiprocessors() {
@@ -97,16 +101,15 @@ int grid_of(const Variant& v, const gdn::Arguments& x) {
 // Of each state type the one for many requests first, then the one for few, then those that are not
 // picked; figures of these and of those that lost: docs/kernels/gdn_verify.md. Names say: how the state
 // arrives, warps a block, blocks a multiprocessor, tiles ahead; of a pipeline the warps that solve
-// systems and the stages.
+// systems, the stages, the warps that copy.
 const Variant kVariants[] = {
-    copied<false, 2, 6>("copied w2 b6"),
+    pipeline<false, 6, 3, 1, 1, 4, 2>("pipeline s6 r3 c2"),
     direct<false, 4, 2, 2>("direct w4 b2 d2 whole heads"),
-    copied<true, 2, 3>("copied w2 b3"),
+    pipeline<true, 3, 8, 4, 2, 3, 1>("pipeline s3 r8 c1 quarters"),
     direct<true, 2, 4, 1>("direct w2 b4 d1 whole heads"),
-    pipeline<false, 7, 3, 1, 1>("pipeline s7 r3"),
-    pipeline<true, 3, 8, 4, 2>("pipeline s3 r8 quarters"),
+    pipeline<false, 7, 3, 1, 1, 4, 1>("pipeline s7 r3 c1"),
     streamed<false, 4, 3>("streamed w4 b3"),
-    streamed<false, 2, 6>("streamed w2 b6"),
+    copied<true, 2, 3>("copied w2 b3"),
     streamed<true, 2, 3>("streamed w2 b3"),
 };
 constexpr int kVariantCount = sizeof(kVariants) / sizeof(kVariants[0]);
@@ -136,12 +139,13 @@ const char* gdn_verify_error(int error) {
 // 0, or a cudaError_t. Waits for nothing, so that it can be captured.
 int gdn_verify_launch(const gdn::Arguments* arguments, int variant, void* stream) {
   const Variant& v = kVariants[variant];
+  const auto kernel = v.single != nullptr && arguments->group % 2 != 0 ? v.single : v.kernel;
   if (v.shared_bytes > 48 * 1024) {
     const cudaError_t error = cudaFuncSetAttribute(
-        v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.shared_bytes);
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.shared_bytes);
     if (error != cudaSuccess) return error;
   }
-  v.kernel<<<grid_of(v, *arguments), 32 * v.warps, v.shared_bytes,
+  kernel<<<grid_of(v, *arguments), 32 * v.warps, v.shared_bytes,
              static_cast<cudaStream_t>(stream)>>>(*arguments);
   return cudaGetLastError();
 }

@@ -4,133 +4,70 @@
 // straight into the fragments of the matrix unit; nothing is exchanged between warps.
 #pragma once
 
-#include "gdn_tile.cuh"
+#include "gdn_work.cuh"
 
 namespace gdn {
-
-struct Arguments {
-  const uint16_t *q, *k, *v, *a, *b;  // bf16
-  const float *A_log;
-  const void* dt_bias;
-  const int *query_start_loc, *slots, *start, *pending, *flush;
-  char* state;
-  uint16_t* keys;  // bf16
-  char* updates;
-  float *log_decay, *key_norm;
-  uint16_t* out;  // bf16
-  int64_t q_row, k_row, v_row, gate_row, out_row;
-  int64_t state_slot, key_slot, update_slot, decay_slot, norm_slot;
-  int32_t requests, value_heads, group, ring_rows, dt_bias_is_bf16;
-  float scale;
-};
-
-// A request's part of a step. Without rows or with the null slot, num_rows is 0.
-struct Request {
-  int begin = 0, slot = 0, num_rows = 0, start = 0, pending = 0, flush = 0;
-
-  WARP_FN Request() {}
-
-  // All in one trip to memory, which takes a microsecond under load.
-  WARP_FN Request(const Arguments& x, int request) {
-    slot = warp::load_now(x.slots + request);
-    begin = warp::load_now(x.query_start_loc + request);
-    const int end = warp::load_now(x.query_start_loc + request + 1);
-    start = warp::load_now(x.start + request);
-    pending = warp::load_now(x.pending + request);
-    flush = warp::load_now(x.flush + request);
-    // Always so, of the last three; but what a branch on num_rows does not need, the compiler asks
-    // for behind it.
-    constexpr int kNever = -2147483647;
-    const bool live = slot > 0 && end > begin && (start | pending) >= 0 && flush != kNever;
-    num_rows = live ? (end - begin < kRows ? end - begin : kRows) : 0;
-  }
-};
-
-// What a warp works on.
-struct Work {
-  int64_t begin, slot;
-  int num_rows, start, pending, flush, head, key_head, half;
-
-  WARP_FN Work(const Arguments& x, int unit)
-      : Work(x, Request(x, (unit >> 1) / x.value_heads), (unit >> 1) % x.value_heads, unit & 1) {}
-
-  WARP_FN Work(const Arguments& x, const Request& request, int which_head, int which_half)
-      : begin(request.begin), slot(request.slot), num_rows(request.num_rows), start(request.start),
-        pending(request.pending), flush(request.flush), head(which_head),
-        key_head(which_head / x.group), half(which_half) {}
-
-  // row < W, and for a row that is used start + row < 2 W.
-  WARP_FN int place(const Arguments& x, int row) const {
-    const int at = start + row;
-    return at < x.ring_rows ? at : at - x.ring_rows;
-  }
-};
-
-template <bool kWide>
-WARP_FN char* head_state(const Arguments& x, const Work& w) {
-  return x.state + (w.slot * x.state_slot + w.head * (kDim * kDim)) * StateTile<kWide>::kStateBytes;
-}
-
-template <bool kWide>
-WARP_FN char* half_state(const Arguments& x, const Work& w) {
-  return head_state<kWide>(x, w) + w.half * (kHalf * kDim * StateTile<kWide>::kStateBytes);
-}
-
-// The lane's two rows of a tile, in a half head that begins at half_at.
-template <bool kWide, typename At>
-WARP_FN At tile_rows(At half_at, int tile) {
-  return half_at + (8 * (warp::lane() >> 2) + 2 * tile) * (kDim * StateTile<kWide>::kStateBytes);
-}
-
-// The update of a row of the ring, from row dv of the head on.
-template <bool kWide>
-WARP_FN char* update_of(const Arguments& x, const Work& w, int place, int dv) {
-  return x.updates +
-         (w.slot * x.update_slot + (w.head * x.ring_rows + place) * kDim + dv) *
-             StateTile<kWide>::kUpdateBytes;
-}
-
-template <bool kWide>
-WARP_FN char* update_at(const Arguments& x, const Work& w, int place) {
-  return update_of<kWide>(x, w, place, w.half * kHalf + 8 * (warp::lane() >> 2));
-}
-
-WARP_FN uint16_t* key_at(const Arguments& x, const Work& w, int place) {
-  return x.keys + w.slot * x.key_slot + (w.key_head * x.ring_rows + place) * kDim;
-}
 
 WARP_FN void clear(uint32_t (&x)[16]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) x[i] = 0;
 }
 
-// What a head needs besides its state and its values, as it lies in memory.
+// What the value heads of a key head share, as it lies in memory.
 template <bool kWide>
-struct HeadInputs {
+struct KeyInputs {
   Rows rows;
-  float a, b, dt_bias, A_log;  // of row lane % 8
-  float log_decay, key_norm;   // of pending row `lane`
+  float key_norm;  // of pending row `lane`
 
-  WARP_FN HeadInputs(const Arguments& x, const Work& w) {
-    const int lane = warp::lane(), g = lane >> 2, row = lane & 7;
+  WARP_FN KeyInputs(const Arguments& x, const Work& w) {
+    const int lane = warp::lane(), g = lane >> 2;
     clear(rows.k), clear(rows.q);
     if (g < w.num_rows) {
       StateTile<kWide>::load_channels(x.k + (w.begin + g) * x.k_row + w.key_head * kDim, rows.k);
       StateTile<kWide>::load_channels(x.q + (w.begin + g) * x.q_row + w.key_head * kDim, rows.q);
     }
-    const int64_t at = (w.begin + row) * x.gate_row + w.head;
-    a = row < w.num_rows ? warp::bf16_low(x.a[at]) : 0.0f;
-    b = row < w.num_rows ? warp::bf16_low(x.b[at]) : 0.0f;
-    dt_bias = x.dt_bias_is_bf16 ? warp::bf16_low(static_cast<const uint16_t*>(x.dt_bias)[w.head])
-                                : static_cast<const float*>(x.dt_bias)[w.head];
-    A_log = x.A_log[w.head];
-    const bool pends = lane < w.pending;
-    const int place = w.place(x, lane);
-    log_decay =
-        pends ? x.log_decay[w.slot * x.decay_slot + w.head * x.ring_rows + place] : 0.0f;
-    key_norm =
-        pends ? x.key_norm[w.slot * x.norm_slot + w.key_head * x.ring_rows + place] : 0.0f;
+    key_norm = lane < w.pending
+                   ? x.key_norm[w.slot * x.norm_slot + w.key_head * x.ring_rows + w.place(x, lane)]
+                   : 0.0f;
   }
+};
+
+// What a value head's gates and decays are made of, as it lies in memory: converted where it is used, so
+// that all of it is asked for in one trip.
+struct GateInputs {
+  uint16_t a, b, dt_bias[2];  // of row lane % 8; the bias in halves
+  bool real;
+  float A_log, log_decay;  // the decay of pending row `lane`
+
+  WARP_FN GateInputs(const Arguments& x, const Work& w) {
+    const int lane = warp::lane(), row = lane & 7;
+    const int64_t at = (w.begin + row) * x.gate_row + w.head;
+    real = row < w.num_rows;
+    a = real ? x.a[at] : uint16_t{0};
+    b = real ? x.b[at] : uint16_t{0};
+    const uint16_t* bias = static_cast<const uint16_t*>(x.dt_bias);
+    dt_bias[0] = x.dt_bias_is_bf16 ? uint16_t{0} : bias[2 * w.head];
+    dt_bias[1] = bias[x.dt_bias_is_bf16 ? w.head : 2 * w.head + 1];
+    A_log = x.A_log[w.head];
+    log_decay =
+        lane < w.pending
+            ? x.log_decay[w.slot * x.decay_slot + w.head * x.ring_rows + w.place(x, lane)]
+            : 0.0f;
+  }
+
+  WARP_FN Gates gates() const {
+    const uint32_t bias = static_cast<uint32_t>(dt_bias[1]) << 16 | dt_bias[0];
+    return gates_of(warp::bf16_low(a), warp::bf16_low(b), warp::as_float(bias), A_log, real);
+  }
+};
+
+// What a head needs besides its state and its values.
+template <bool kWide>
+struct HeadInputs {
+  KeyInputs<kWide> key;
+  GateInputs gate;
+
+  WARP_FN HeadInputs(const Arguments& x, const Work& w) : key(x, w), gate(x, w) {}
 };
 
 // Append the rows of this step, except their updates. They lie behind the pending rows, so no warp
@@ -170,13 +107,19 @@ struct PendingWeights {
   // Of the eight rows from `first` on, whose keys these are: on K, then on Q.
   WARP_FN void get(const Rows& rows, const uint32_t* keys, const Pending& pending, int first,
                    float (&weights)[4]) const {
+    float products[4] = {};
+    multiply_rows(rows, keys, products);
+    get(products, pending, first, weights);
+  }
+
+  // With the products of K and Q with those keys.
+  WARP_FN void get(const float (&products)[4], const Pending& pending, int first,
+                   float (&weights)[4]) const {
     const int c = warp::lane() & 3;
 #pragma unroll
-    for (int n = 0; n < 4; ++n) weights[n] = 0.0f;
-    multiply_rows(rows, keys, weights);
-#pragma unroll
     for (int n = 0; n < 4; ++n)
-      weights[n] *= factor[n >> 1] * warp::shuffle(pending.weight, (first + 2 * c + (n & 1)) & 31);
+      weights[n] = products[n] * (factor[n >> 1] *
+                                  warp::shuffle(pending.weight, (first + 2 * c + (n & 1)) & 31));
   }
 };
 
@@ -190,13 +133,14 @@ struct Prepared {
   float from_state[2][2];
 
   WARP_FN Prepared(const Arguments& x, const Work& w, const HeadInputs<kWide>& in)
-      : rows(in.rows) {
-    const Gates gates =
-        gates_of(in.a, in.b, in.dt_bias, in.A_log, (warp::lane() & 7) < w.num_rows);
-    pending = pending_of(in.log_decay, in.key_norm);
+      : rows(in.key.rows) {
+    const Gates gates[1] = {in.gate.gates()};
+    pending = pending_of(in.gate.log_decay, in.key.key_norm);
     products = products_of(rows, x.scale);
-    system = solve(products, gates, w.num_rows);
-    append<kWide>(x, w, rows, products, gates);
+    System systems[1];
+    solve(products, gates, w.num_rows, systems);
+    system = systems[0];
+    append<kWide>(x, w, rows, products, gates[0]);
     const float decay = expf(pending.total);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
@@ -253,10 +197,12 @@ WARP_FN void apply_pending(const Arguments& x, const Work& w, const Prepared<kWi
       block.load(x, w, first);
       weights_of.of.get(head.rows, block.keys, head.pending, first, weights);
     }
+    const float for_k[2] = {weights[0], weights[1]}, for_q[2] = {weights[2], weights[3]};
+    const UpdateWeights<kWide> on_k(for_k), on_q(for_q);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      block.updates.apply(tile, y[tile][0], weights);
-      block.updates.apply(tile, y[tile][1], weights + 2);
+      block.updates.apply(tile, y[tile][0], on_k);
+      block.updates.apply(tile, y[tile][1], on_q);
     }
   }
 }

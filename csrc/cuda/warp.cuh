@@ -226,16 +226,26 @@ WARP_FN void wait(uint64_t* at, int parity) {
   sync();
 }
 
-// One thread asks for a copy whose end counts for the barrier, and arrives there.
-WARP_FN void copy_and_arrive(void* to, const void* from, uint32_t bytes, uint64_t* at) {
+// One thread's arrival, which also says how many bytes of copies the phase waits for.
+WARP_FN void arrive_expecting(uint64_t* at, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(at)),
                "r"(bytes)
                : "memory");
+}
+
+// A bulk copy whose bytes count for the barrier.
+WARP_FN void copy_for(void* to, const void* from, uint32_t bytes, uint64_t* at) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
           shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(at))
       : "memory");
+}
+
+// Of each lane, once the copies that it asked for by copy16 have arrived.
+WARP_FN void arrive_after_copies(uint64_t* at) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(at))
+               : "memory");
 }
 
 // One bulk copy of a warp into its part of shared memory.

@@ -38,30 +38,35 @@ bool streamed(const gdn::Arguments& x) {
   return true;
 }
 
-template <bool kWide, int kSystemWarps, int kStages, int kParts, int kTilesOfWarp>
-bool pipeline(const gdn::Arguments& x) {
+template <bool kWide, int... kCut>
+bool pipeline_of(const gdn::Arguments& x) {
   constexpr int kBlocks = 2;
-  using Shared = gdn::PipelineShared<kWide, kSystemWarps, kStages, kParts, kTilesOfWarp>;
+  using Shared = gdn::PipelineShared<kWide, kCut...>;
   const auto shared = std::make_unique<Shared>();
   for (int block = 0; block < kBlocks; ++block) {
     std::memset(static_cast<void*>(shared.get()), 0x55, sizeof(Shared));
-    if (!warp::run([&] { gdn::run_pipeline<kWide>(x, *shared); },
-                   32 * (gdn::kTileWarps + kSystemWarps + 1), block, kBlocks))
+    if (!warp::run([&] { gdn::run_pipeline<kWide>(x, *shared); }, 32 * Shared::kWarps, block, kBlocks))
       return false;
   }
   return true;
 }
 
+template <bool kWide, int... kCut>
+bool pipeline(const gdn::Arguments& x) {
+  return x.group % 2 == 0 ? pipeline_of<kWide, kCut..., 2>(x) : pipeline_of<kWide, kCut..., 1>(x);
+}
+
+// In the order of gdn_verify.cu, and pipelines with fewer warps and stages, or with two groups.
 const Variant kVariants[] = {
-    {"copied", false, copied<false>},
+    {"pipeline s6 r3 c2", false, pipeline<false, 6, 3, 1, 1, 4, 2>},
     {"direct d2", false, direct<false, 2>},
-    {"pipeline s7 r3", false, pipeline<false, 7, 3, 1, 1>},
-    {"pipeline s3 r4, two groups", false, pipeline<false, 3, 4, 1, 2>},
-    {"streamed", false, streamed<false>},
-    {"copied", true, copied<true>},
+    {"pipeline s3 r8 c1 quarters", true, pipeline<true, 3, 8, 4, 2, 3, 1>},
     {"direct d1", true, direct<true, 1>},
-    {"pipeline s3 r8 quarters", true, pipeline<true, 3, 8, 4, 2>},
-    {"pipeline s2 r4 halves", true, pipeline<true, 2, 4, 2, 1>},
+    {"pipeline s7 r3 c1", false, pipeline<false, 7, 3, 1, 1, 4, 1>},
+    {"pipeline s3 r4 c1, two groups", false, pipeline<false, 3, 4, 1, 2, 2, 1>},
+    {"streamed", false, streamed<false>},
+    {"pipeline s2 r4 c2 halves", true, pipeline<true, 2, 4, 2, 1, 2, 2>},
+    {"copied", true, copied<true>},
     {"streamed", true, streamed<true>},
 };
 

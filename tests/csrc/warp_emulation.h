@@ -211,10 +211,17 @@ inline void wait_groups() {
     for (const auto& copy : ended.front()) store16(copy.to, copy.words);
 }
 
-inline void copy_and_arrive(void* to, const void* from, uint32_t bytes, uint64_t* at) {
+inline void arrive_after_copies(uint64_t* at) {
+  later([at, copies = std::exchange(groups().open, {})] {
+    for (const auto& copy : copies) store16(copy.to, copy.words);
+    arrive(at);
+  });
+}
+
+inline void copy_for(void* to, const void* from, uint32_t bytes, uint64_t* at) {
   later([=] {
     std::memcpy(to, from, bytes);
-    arrive(at);
+    change(at, 0, -static_cast<int>(bytes));
   });
 }
 

@@ -24,10 +24,11 @@ struct Message {
 
 constexpr int kMaxThreads = 1024, kMaxWarps = kMaxThreads / 32;
 
-// A barrier's 64 bits: arrivals of a phase, those that are still to come, and the phase.
+// A barrier's 64 bits: arrivals of a phase, those and the bytes that are still to come, and the phase.
 struct BarrierBits {
-  uint16_t arrivals, left;
-  uint32_t phase;
+  uint8_t arrivals, left;
+  uint16_t phase;
+  int32_t bytes;
 };
 
 inline BarrierBits bits_of(const uint64_t* at) {
@@ -177,19 +178,25 @@ inline void meet() {
 }
 
 inline void make_barrier(uint64_t* at, int arrivals) {
-  const auto count = static_cast<uint16_t>(arrivals);
-  const BarrierBits bits{count, count, 0};
+  const auto count = static_cast<uint8_t>(arrivals);
+  const BarrierBits bits{count, count, 0, 0};
   std::memcpy(at, &bits, sizeof bits);
 }
 
 inline void barriers_made() {}
 
-inline void arrive(uint64_t* at) {
+inline void change(uint64_t* at, int arrivals, int bytes) {
   BarrierBits bits = bits_of(at);
-  if (bits.left == 0) std::abort();
-  if (--bits.left == 0) bits.left = bits.arrivals, ++bits.phase;
+  if (bits.left < arrivals) std::abort();
+  bits.left = static_cast<uint8_t>(bits.left - arrivals);
+  bits.bytes += bytes;
+  if (bits.left == 0 && bits.bytes == 0) bits.left = bits.arrivals, ++bits.phase;
   std::memcpy(at, &bits, sizeof bits);
 }
+
+inline void arrive(uint64_t* at) { change(at, 1, 0); }
+
+inline void arrive_expecting(uint64_t* at, uint32_t bytes) { change(at, 1, static_cast<int>(bytes)); }
 
 inline void wait(uint64_t* at, int parity) {
   Fibers& f = fibers();

@@ -1,0 +1,131 @@
+// Shared memory of the pipeline: three rings, for states, for what a head's updates and v are, and for
+// solved systems.
+#pragma once
+
+#include "gdn_fold.cuh"
+#include "gdn_heads.cuh"
+
+namespace gdn {
+
+constexpr int kTilesOfHead = kDim / 16, kTileWarps = 8;
+constexpr int kMostBlocks = kRing / 8;  // of eight pending rows
+
+// Rows of dv numbers, 16 bytes apart from a multiple of 128, so that lanes that read the same numbers
+// of different rows use different banks.
+template <int kRowCount, int kNumberBytes>
+struct RowTable {
+  static constexpr int kRowBytes = kDim * kNumberBytes + 16;
+  uint4 words[kRowCount * kRowBytes / 16];
+
+  WARP_FN const char* at(int row, int dv) const {
+    return reinterpret_cast<const char*>(words) + row * kRowBytes + dv * kNumberBytes;
+  }
+
+  WARP_FN char* at(int row, int dv) {
+    return reinterpret_cast<char*>(words) + row * kRowBytes + dv * kNumberBytes;
+  }
+};
+
+// A state's rows in groups of eight, 64 bytes further apart than they are long: two lanes that read the
+// same channels, of rows eight apart, use different banks.
+template <bool kWide>
+struct StateRows {
+  static constexpr int kRowBytes = kDim * StateTile<kWide>::kStateBytes;
+  static constexpr int kGroupBytes = 8 * kRowBytes, kGroupStride = kGroupBytes + 64;
+
+  // The lane's first row of a tile, of the head; the next one is its second.
+  WARP_FN static int lane_row(int tile) {
+    const int g = warp::lane() >> 2;
+    return 16 * tile + 8 * (g & 1) + 2 * (g >> 1);
+  }
+
+  WARP_FN static int offset(int row) { return row / 8 * kGroupStride + row % 8 * kRowBytes; }
+};
+
+// What one value head has in a record.
+struct SolvedHead {
+  uint4 solved[32];                // inverse, carry
+  uint4 weights[kMostBlocks][32];  // of eight pending rows on K, then on Q
+  uint4 from_state[4];             // of a lane's columns
+  uint2 beta[4];                   // the same
+  float after[kRing];              // Pending::weight
+  uint4 decay;                     // of all pending rows, its first word
+};
+
+// What the warps that multiply need of kHeads value heads of a key head, each lane's part where the
+// lane finds it in one load.
+template <int kHeads>
+struct Record {
+  uint4 rows[8][32];  // Rows: K, then Q
+  int work[8];        // `put`; no rows: there are no more heads
+  SolvedHead heads[kHeads];
+
+  WARP_FN void put(const Work& w) {
+    const int all[8] = {static_cast<int>(w.begin), static_cast<int>(w.slot), w.num_rows, w.start,
+                        w.pending,                 w.flush,                  w.head,     w.key_head};
+    const int lane = warp::lane();
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (lane == i) work[i] = all[i];
+  }
+
+  WARP_FN Work get() const {
+    Request r;
+    r.begin = work[0], r.slot = work[1], r.num_rows = work[2], r.start = work[3];
+    r.pending = work[4], r.flush = work[5];
+    return Work(r, work[6], work[7]);
+  }
+};
+
+// A head's rows of dv as they lie in memory; what is behind its rows is old.
+template <bool kWide>
+struct HeadRows {
+  RowTable<kRows, 2> v;
+  RowTable<kRing, StateTile<kWide>::kUpdateBytes> updates;  // of pending rows, in their order
+};
+
+// How a pipeline is cut. A unit is kHeadsOfUnit value heads of a key head, whose systems one warp
+// solves. A head's state takes kParts stages; a warp that multiplies has kTilesOfWarp tiles of a head
+// in turn, and with more than one only every kGroups-th head.
+template <bool kWide, int kSystemWarpCount, int kStageCount, int kPartsOfHead, int kTilesOfWarpCount,
+          int kRowPlaceCount, int kCopyWarpCount, int kUnitHeads>
+struct PipelineShared {
+  static constexpr int kSystemWarps = kSystemWarpCount, kStages = kStageCount;
+  static constexpr int kRowPlaces = kRowPlaceCount, kHeadsOfUnit = kUnitHeads;
+  static constexpr int kTilesOfWarp = kTilesOfWarpCount, kGroups = kTilesOfWarp;
+  static constexpr int kWarpsOfHead = kTilesOfHead / kTilesOfWarp;
+  static constexpr int kParts = kPartsOfHead, kTilesOfPart = kTilesOfHead / kParts;
+  static constexpr int kWarpsOfPart = kWarpsOfHead / kParts;
+  static constexpr int kCopyWarps = kCopyWarpCount;
+  static constexpr int kWarps = kTileWarps + kSystemWarps + kCopyWarps;
+  // A wait names a phase by its parity alone, so that a warp may pass by none of a barrier: every use of
+  // a stage is for the same warps, and every warp that multiplies takes part in every record and in
+  // every place of rows.
+  static_assert(kStages % (kParts * kGroups) == 0, "a stage is always of the same part and group");
+  static constexpr int kStageBytes = 2 * kTilesOfPart * StateRows<kWide>::kGroupStride;
+
+  uint4 stages[kStages][kStageBytes / 16];
+  HeadRows<kWide> rows[kRowPlaces];
+  Record<kUnitHeads> records[kSystemWarps];
+  uint64_t state_full[kStages], state_empty[kStages];
+  uint64_t rows_full[kRowPlaces], rows_empty[kRowPlaces];
+  uint64_t record_full[kSystemWarps], record_empty[kSystemWarps];
+
+  WARP_FN void make_barriers() {
+    for (int i = 0; i < kStages; ++i) {
+      warp::make_barrier(state_full + i, 1);
+      warp::make_barrier(state_empty + i, kWarpsOfPart);
+    }
+    for (int i = 0; i < kRowPlaces; ++i) {
+      warp::make_barrier(rows_full + i, 32);
+      warp::make_barrier(rows_empty + i, kTileWarps);
+    }
+    for (int i = 0; i < kSystemWarps; ++i) {
+      warp::make_barrier(record_full + i, 1);
+      warp::make_barrier(record_empty + i, kTileWarps);
+    }
+    warp::barriers_made();
+  }
+};
+
+}  // namespace gdn
