@@ -191,6 +191,7 @@ class Engine:
         )
         return {
             "tokens": [list(o.outputs[0].token_ids) for o in outputs],
+            "cached_tokens": sum(o.num_cached_tokens or 0 for o in outputs),
             "gaps": [_gaps(o.outputs[0].logprobs) for o in outputs] if logprobs else None,
             "counters": self.counters(),
         }

