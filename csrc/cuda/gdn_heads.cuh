@@ -5,8 +5,8 @@
 
 namespace gdn {
 
-// Heads that have rows, by their number among them; numbers are asked for in rising order. A lane holds
-// one request in 32, and as it lies in memory those of the kAhead times 32 that follow.
+// Heads that have rows, by their number among them; numbers are asked for in rising order. A lane
+// holds one request in 32, and as it lies in memory one of each of the next kAhead times 32.
 template <int kAhead>
 struct Heads {
   const Arguments& x;
@@ -62,8 +62,8 @@ struct Heads {
   }
 };
 
-// A ring's places as a warp takes them, one after another or every kStep-th. A wait names a phase of a
-// barrier by its parity alone, so a place that a warp takes must not be filled for others in between.
+// A ring's places as a warp takes them, one after another or every kStep-th. A wait names a phase of
+// a barrier by its parity alone, so a place that a warp takes is not filled for others in between.
 template <int kPlaces, int kStep = 1>
 struct Turn {
   int place, round = 0;  // the round's parity

@@ -1,10 +1,10 @@
 // A step by blocks that stay: in each, one or two warps copy states into a ring of stages, and v and
-// pending updates into another, some solve small systems ahead, and eight multiply. Those never read device memory: a
-// trip there takes a microsecond, and a head may not take more than one and a third.
+// pending updates into another, some solve small systems ahead, and eight multiply. Those never read
+// device memory: a trip there takes a microsecond, and a head may not take more than one and a third.
 //
-// No order of turns makes it hang. Heads are taken in one order by all warps, a place of a ring is
-// filled once what filled it before has been let go, and that was of an earlier head or unit. So of the
-// earliest head that is not done, everything can be filled: what it waits for are heads that are done.
+// No order of turns makes it hang. Heads are taken in one order by all warps, and a place of a ring is
+// filled once what filled it before has been let go, which was of an earlier head. So whatever the
+// earliest head that is not done waits for can be filled: those before it are done.
 #pragma once
 
 #include "gdn_records.cuh"
@@ -142,7 +142,8 @@ struct SolvedUnit {
     for (int h = 0; h < kHeads; ++h) {
       const System& s = systems[h];
       SolvedHead& to = record.heads[h];
-      const uint2 inverse = Right<kWide>(s.inverse).packed(), carry = Right<kWide>(s.carry).packed();
+      const uint2 inverse = Right<kWide>(s.inverse).packed();
+      const uint2 carry = Right<kWide>(s.carry).packed();
       to.solved[lane] = uint4{inverse.x, inverse.y, carry.x, carry.y};
       to.after[lane] = pending[h].weight;
       const float decay = expf(pending[h].total);
@@ -163,7 +164,8 @@ struct SolvedUnit {
       float weights[4];
       PendingWeights(products, systems[h]).get(with_keys, pending[h], 8 * block, weights);
       const float for_k[2] = {weights[0], weights[1]}, for_q[2] = {weights[2], weights[3]};
-      const uint2 k = UpdateWeights<kWide>(for_k).packed(), q = UpdateWeights<kWide>(for_q).packed();
+      const uint2 k = UpdateWeights<kWide>(for_k).packed();
+      const uint2 q = UpdateWeights<kWide>(for_q).packed();
       record.heads[h].weights[block][warp::lane()] = uint4{k.x, k.y, q.x, q.y};
     }
   }
@@ -316,7 +318,9 @@ struct TileWarp {
     }
   }
 
-  WARP_FN bool takes(int n) const { return n % Shared::kGroups == group; }
+  WARP_FN bool takes(int n) const {
+    return Shared::kGroups == 1 || n % Shared::kGroups == group;
+  }
 
   // Where the lane's first row of a tile lies.
   WARP_FN const char* state_at(int dv) const {

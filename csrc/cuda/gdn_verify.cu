@@ -103,7 +103,7 @@ int grid_of(const Variant& v, const gdn::Arguments& x) {
 // arrives, warps a block, blocks a multiprocessor, tiles ahead; of a pipeline the warps that solve
 // systems, the stages, the warps that copy.
 const Variant kVariants[] = {
-    pipeline<false, 6, 3, 1, 1, 4, 2>("pipeline s6 r3 c2"),
+    pipeline<false, 6, 4, 1, 1, 3, 2>("pipeline s6 r4 c2"),
     direct<false, 4, 2, 2>("direct w4 b2 d2 whole heads"),
     pipeline<true, 3, 8, 4, 2, 3, 1>("pipeline s3 r8 c1 quarters"),
     direct<true, 2, 4, 1>("direct w2 b4 d1 whole heads"),

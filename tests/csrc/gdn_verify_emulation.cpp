@@ -58,7 +58,7 @@ bool pipeline(const gdn::Arguments& x) {
 
 // In the order of gdn_verify.cu, and pipelines with fewer warps and stages, or with two groups.
 const Variant kVariants[] = {
-    {"pipeline s6 r3 c2", false, pipeline<false, 6, 3, 1, 1, 4, 2>},
+    {"pipeline s6 r4 c2", false, pipeline<false, 6, 4, 1, 1, 3, 2>},
     {"direct d2", false, direct<false, 2>},
     {"pipeline s3 r8 c1 quarters", true, pipeline<true, 3, 8, 4, 2, 3, 1>},
     {"direct d1", true, direct<true, 1>},
