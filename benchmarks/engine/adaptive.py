@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.engine import acceptance, cases, groups, shapes
-from benchmarks.engine.arms import ADAPTIVE, Setting
+from benchmarks.engine.arms import ADAPTIVE, VLLM_ADAPTIVE, Setting
 from benchmarks.engine.cases import Case
 from benchmarks.engine.driver import Arm, median, spread, start
 from benchmarks.results import Result, Row, versions
@@ -293,10 +293,14 @@ def _room_gib() -> float:
 
 
 def worth(rows: list[Row]) -> list[Row]:
-    """At the load where it gains most: over the best of all groups' arms, not of one group's."""
+    """At the load where it gains most: over the best of no speculation and fixed K of all groups.
+
+    How it does beside vLLM's own adaptive arm is said at every load, and is another question.
+    """
     ratios: dict[str, list[float]] = {}
     for row in rows:
-        if row.metric.startswith("over") and row.case.endswith(f", {ADAPTIVE}"):
+        over = row.metric.startswith("over") and VLLM_ADAPTIVE not in row.metric
+        if over and row.case.endswith(f", {ADAPTIVE}"):
             ratios.setdefault(row.case.split(", ", 1)[1], []).append(row.value)
     if not ratios:
         return []

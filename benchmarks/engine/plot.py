@@ -72,28 +72,37 @@ def main(
     figure, panels = pyplot.subplots(
         1, len(ratios), figsize=(7 * len(ratios), 4), layout="constrained", squeeze=False
     )
+    arms = sorted({arm for by_arm in ratios.values() for arm in by_arm})
+    colours = {arm: f"C{number}" for number, arm in enumerate(arms)}
     for axes, context in zip(panels[0], sorted(ratios), strict=True):
-        _draw(axes, ratios[context])
+        _draw(axes, ratios[context], colours)
         axes.set_title(f"prompts of {context} tokens")
+    shown = {
+        label: line
+        for axes in panels[0]
+        for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(shown.values(), shown.keys(), loc="outside right center")
     figure.suptitle(Result.model_validate_json(files[0].read_text("utf-8")).device)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
 
 
-def _draw(axes: Any, by_arm: dict[str, dict[int, list[Point]]]) -> None:
+def _draw(axes: Any, by_arm: dict[str, dict[int, list[Point]]], colours: dict[str, str]) -> None:
     for arm, by_load in sorted(by_arm.items()):
         loads = sorted(by_load)
         best = [max(by_load[load]) for load in loads]
         values = [value for value, _ in best]
         whiskers = [value * spread for value, spread in best]
-        axes.errorbar(loads, values, yerr=whiskers, marker="o", capsize=3, label=arm)
+        axes.errorbar(
+            loads, values, yerr=whiskers, marker="o", capsize=3, label=arm, color=colours[arm]
+        )
     axes.axhline(1.0, color="black", linewidth=1.5, label=ADAPTIVE)
     axes.set_xscale("log", base=2)
     ticks = sorted({load for by_load in by_arm.values() for load in by_load})
     axes.set_xticks(ticks, [str(load) for load in ticks])
     axes.set_xlabel("requests at once")
     axes.set_ylabel("throughput, adaptive = 1")
-    axes.legend()
 
 
 if __name__ == "__main__":

@@ -105,7 +105,8 @@ def test_repeated_keys(dtype: torch.dtype, device: torch.device) -> None:
     layout = ReplayLayout(1, 2, 64, 32, 48, dtype)
     setting = schedule.Setting(layout, 16, seed=4, similar=0.95, config=SMALL)
     errors = schedule.run(setting, REQUESTS, long_run(16, 9, 6), device)
-    assert errors.out <= 2 * errors.native_out, errors
+    # The native kernel of CUDA has no small system to solve: a unit in the last place, as above.
+    assert errors.out <= 2 * errors.native_out + torch.finfo(torch.float32).eps, errors
 
 
 class Case:

@@ -73,6 +73,9 @@ def test_a_gain_counts_against_the_best_arm_of_all_groups():
     (found,) = adaptive.worth(rows)
     assert (found.value, found.met) == (1.12, True)
     assert found.case.startswith("64 requests")
+    metric = "over upstream's best arm (adaptive with vLLM's planner)"
+    beside_vllms = ratio(3, 64, 1.01).model_copy(update={"metric": metric})
+    assert adaptive.worth([*rows, beside_vllms]) == [found]
 
 
 def test_an_arm_may_be_left_out_of_large_loads():

@@ -38,7 +38,6 @@ _NO_FULL_GRAPHS = Verdict(
 )
 _NO_ASCEND_SPECULATOR = "vllm-ascend's Model Runner V2 has no {title} speculator"
 _CONFIDENCES = {Confidence.HEAD: "head", Confidence.MATCH: Confidence.MATCH.value}
-_SEEN_ON_A_GPU = ("mtp", "eagle3", "dspark")  # benchmarks/results/engine/adaptive_exact*.json
 _ASCEND_SPECULATORS = ("mtp", "eagle3", "dflash", "dspark")
 
 
@@ -63,7 +62,7 @@ def verdict(method: Method, feature: Feature, host: Host) -> Verdict:
         return Verdict(False, _NO_RUNNER.format(title=method.title))
     if feature in (Feature.MRV2, Feature.ASYNC, Feature.HYBRID):
         return YES
-    return _adaptive(method, feature, host)
+    return _adaptive(method, host)
 
 
 def _on_ascend(method: Method, feature: Feature) -> Verdict:
@@ -75,11 +74,8 @@ def _on_ascend(method: Method, feature: Feature) -> Verdict:
     return YES
 
 
-def _adaptive(method: Method, feature: Feature, host: Host) -> Verdict:
+def _adaptive(method: Method, host: Host) -> Verdict:
     if not host.varying_length_graphs:
         return _NO_FULL_GRAPHS
     source = _CONFIDENCES.get(method.confidence, "upstream's online estimator")
-    seen = ""
-    if feature is Feature.ADAPTIVE_HYBRID and host.platform == "cuda":
-        seen = "" if method.name in _SEEN_ON_A_GPU else "; not seen on a GPU yet"
-    return Verdict(True, f"confidence: {source}{seen}")
+    return Verdict(True, f"confidence: {source}")
