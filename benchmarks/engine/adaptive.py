@@ -232,7 +232,9 @@ class Run:
             versions=versions("vllm", "torch", "triton", "transformers"),
             rows=self.found(),
             notes=f"{setting.target} target, {setting.layers} layers, {setting.method} drafter of "
-            f"{shapes.DRAFTER_LAYERS} layers; {SETTING}",
+            f"{shapes.DRAFTER_LAYERS} layers; "
+            + "prefix caching, no two prompts alike; " * setting.prefix_caching
+            + SETTING,
         )
         if self.json_path is not None:
             result.write(self.json_path)
@@ -249,6 +251,9 @@ def main(
     ] = "1,4,16,64,128,256; 1,4,16,64",
     prompt_tokens: Annotated[str, typer.Option(help="Prompt lengths.")] = "1024,8192",
     repeats: Annotated[int, typer.Option(min=1)] = 3,
+    prefix_caching: Annotated[
+        bool, typer.Option(help="Of all arms; prompts differ, so what it costs is seen.")
+    ] = False,
     side_by_side: Annotated[
         str,
         typer.Option(
@@ -267,7 +272,9 @@ def main(
     folder = Path(tempfile.mkdtemp())
     try:
         asked = cases.parsed(prompt_tokens, loads)
-        setting = Setting(target, method, layers, numbers(fixed), asked, repeats, folder)
+        setting = Setting(
+            target, method, layers, numbers(fixed), asked, repeats, folder, prefix_caching
+        )
         chosen = groups.parsed(side_by_side, asked) or groups.packed(
             setting.upstream(), ADAPTIVE, asked, _room_gib(), setting.memory_gib
         )

@@ -12,6 +12,7 @@ from benchmarks.engine.cases import Case
 from benchmarks.engine.driver import engine_arguments
 
 DRAFT_TOKENS = 7
+CACHED = 1.5  # times the cache of requests without prefix caching
 NONE, ADAPTIVE = "no speculation", "adaptive"
 VLLM_ADAPTIVE = "adaptive with vLLM's planner"
 
@@ -37,6 +38,7 @@ class Setting:
     cases: list[Case]
     repeats: int
     folder: Path
+    prefix_caching: bool = False
     shape: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,6 +100,7 @@ class Setting:
             max_num_seqs=most,
             largest_graph=min(2048, most * (options.draft_tokens + 1)),
             enable_cumem_allocator=True,
+            enable_prefix_caching=self.prefix_caching,
         )
         return {
             "model": str(model),
@@ -110,13 +113,15 @@ class Setting:
     def _case_mib(self, options: Options, case: Case) -> int:
         # Easy requests grow beyond the mean, hard ones stay below it.
         grown = case.all_steps(self.repeats) * acceptance.emitted(options.draft_tokens)
-        return shapes.cache_mib(
+        mib = shapes.cache_mib(
             self.shape,
             case.load,
             case.prompt_tokens + int(grown),
             options.draft_tokens,
             options.state == "replay",
         )
+        # A block's state is held until the next block has its own; what is done can be evicted.
+        return int(mib * CACHED) if self.prefix_caching else mib
 
     def _speculative(self, options: Options) -> dict[str, Any]:
         drafter = shapes.drafter(self.method, self.layers)

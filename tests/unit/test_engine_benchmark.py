@@ -215,6 +215,11 @@ def test_a_request_has_the_state_and_the_rows_of_its_arm(tmp_path):
     assert found["engine"]["speculative_config"]["num_speculative_tokens"] == 3
     assert found["engine"]["compilation_config"]["cudagraph_capture_sizes"][-1] == 256
     assert found["turns"] and found["environment"] == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert not found["engine"]["enable_prefix_caching"]
+    cached = arms.Setting("hybrid", "dspark", 16, [3], asked, 3, tmp_path, prefix_caching=True)
+    with_cache = cached.request("K = 3", asked, {})["engine"]
+    assert with_cache["enable_prefix_caching"]
+    assert with_cache["kv_cache_memory_bytes"] > found["engine"]["kv_cache_memory_bytes"]
     own = setting.request("adaptive", asked, {})
     assert own["engine"]["additional_config"]["ascend_spec"]["gdn_state"] == "replay"
     with pytest.raises(ValueError, match="--target"):
