@@ -12,6 +12,7 @@ where there are several, and each has the adaptive arm in it, so every ratio is 
 from __future__ import annotations
 
 import json
+import os
 import queue
 import tempfile
 import threading
@@ -201,7 +202,7 @@ class Run:
     def _request(self, name: str, served: Sequence[Case], gpu: int) -> dict[str, Any]:
         caches = Path(tempfile.gettempdir()) / f"vllm_cache_gpu_{gpu}"
         environment = {
-            "CUDA_VISIBLE_DEVICES": str(gpu),
+            "CUDA_VISIBLE_DEVICES": _device(gpu),
             "VLLM_CACHE_ROOT": str(caches / name.replace(" ", "_").replace("=", "")),
         }
         return self.setting.request(name, served, environment)
@@ -291,6 +292,12 @@ def main(
     for row in run.on(gpus or torch.cuda.device_count()):
         if row.metric.startswith(("over", "gain")) or row.metric == "throughput":
             print(row.case, row.metric, row.value, row.unit, "" if row.met is None else row.met)
+
+
+def _device(gpu: int) -> str:
+    """Name of the gpu-th device that this process sees, for a process that is to see it alone."""
+    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return seen[gpu] if seen else str(gpu)
 
 
 def _room_gib() -> float:

@@ -84,6 +84,13 @@ def test_an_arm_may_be_left_out_of_large_loads():
     assert group == {"no speculation": asked, "K = 7": [Case(512, 64)]}
 
 
+def test_arms_run_on_the_devices_that_the_command_may_use(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert adaptive._device(1) == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5f")
+    assert [adaptive._device(gpu) for gpu in (0, 1)] == ["3", "GPU-5f"]
+
+
 def test_upstreams_own_adaptive_arm_is_one_to_beat_where_it_runs(tmp_path):
     def upstream(target: str) -> list[str]:
         return arms.Setting(target, "dspark", 4, [3], [Case(8, 1)], 1, tmp_path).upstream()
