@@ -26,12 +26,13 @@ struct RowTable {
   }
 };
 
-// A state's rows in groups of eight, 64 bytes further apart than they are long: two lanes that read the
-// same channels, of rows eight apart, use different banks.
+// A state's rows in groups of eight. In fp32 a group begins 64 bytes behind the one before: two lanes that
+// read the same channels, of rows eight apart, use different banks. In bf16 they meet, which costs nothing
+// that was measured, and a copy may have more than one group.
 template <bool kWide>
 struct StateRows {
   static constexpr int kRowBytes = kDim * StateTile<kWide>::kStateBytes;
-  static constexpr int kGroupBytes = 8 * kRowBytes, kGroupStride = kGroupBytes + 64;
+  static constexpr int kGroupBytes = 8 * kRowBytes, kGroupStride = kGroupBytes + (kWide ? 64 : 0);
 
   // The lane's first row of a tile, of the head; the next one is its second.
   WARP_FN static int lane_row(int tile) {
@@ -46,8 +47,7 @@ struct StateRows {
 struct SolvedHead {
   uint4 solved[32];                // inverse, carry
   uint4 weights[kMostBlocks][32];  // of eight pending rows on K, then on Q
-  uint4 from_state[4];             // of a lane's columns
-  uint2 beta[4];                   // the same
+  uint4 token[kRows];              // decay and norm on what the state gives K, and Q; beta
   float after[kRing];              // Pending::weight
   uint4 decay;                     // of all pending rows, its first word
 };
@@ -56,9 +56,26 @@ struct SolvedHead {
 // lane finds it in one load.
 template <int kHeads>
 struct Record {
-  uint4 rows[8][32];  // Rows: K, then Q
+  uint4 rows[8][32];  // K and Q, `put_rows`
   int work[8];        // `put`; no rows: there are no more heads
   SolvedHead heads[kHeads];
+
+  // As left operands of the matrix unit, eight rows of K above eight of Q.
+  WARP_FN void put_rows(const Rows& x) {
+#pragma unroll
+    for (int s = 0; s < 8; ++s)
+      rows[s][warp::lane()] = uint4{x.k[2 * s], x.q[2 * s], x.k[2 * s + 1], x.q[2 * s + 1]};
+  }
+
+  WARP_FN Rows get_rows() const {
+    Rows x;
+#pragma unroll
+    for (int s = 0; s < 8; ++s) {
+      const uint4 part = rows[s][warp::lane()];
+      x.k[2 * s] = part.x, x.q[2 * s] = part.y, x.k[2 * s + 1] = part.z, x.q[2 * s + 1] = part.w;
+    }
+    return x;
+  }
 
   WARP_FN void put(const Work& w) {
     const int all[8] = {static_cast<int>(w.begin), static_cast<int>(w.slot), w.num_rows, w.start,
@@ -86,9 +103,9 @@ struct HeadRows {
 
 // How a pipeline is cut. A unit is kHeadsOfUnit value heads of a key head, whose systems one warp
 // solves. A head's state takes kParts stages; a warp that multiplies has kTilesOfWarp tiles of a head
-// in turn, and with more than one only every kGroups-th head.
+// in turn, and with more than one only every kGroups-th head. A stage is filled by kCopyCount copies.
 template <bool kWide, int kSystemWarpCount, int kStageCount, int kPartsOfHead, int kTilesOfWarpCount,
-          int kRowPlaceCount, int kCopyWarpCount, int kUnitHeads>
+          int kRowPlaceCount, int kCopyWarpCount, int kCopyCount, int kUnitHeads>
 struct PipelineShared {
   static constexpr int kSystemWarps = kSystemWarpCount, kStages = kStageCount;
   static constexpr int kRowPlaces = kRowPlaceCount, kHeadsOfUnit = kUnitHeads;
@@ -102,7 +119,12 @@ struct PipelineShared {
   // a stage is for the same warps, and every warp that multiplies takes part in every record and in
   // every place of rows.
   static_assert(kStages % (kParts * kGroups) == 0, "a stage is always of the same part and group");
-  static constexpr int kStageBytes = 2 * kTilesOfPart * StateRows<kWide>::kGroupStride;
+  static constexpr int kGroupsOfPart = 2 * kTilesOfPart;
+  static constexpr int kGroupsOfCopy = kGroupsOfPart / kCopyCount;
+  static_assert(kGroupsOfPart % kCopyCount == 0, "copies of one size");
+  static_assert(kGroupsOfCopy == 1 || StateRows<kWide>::kGroupStride == StateRows<kWide>::kGroupBytes,
+                "a copy has no gaps");
+  static constexpr int kStageBytes = kGroupsOfPart * StateRows<kWide>::kGroupStride;
 
   uint4 stages[kStages][kStageBytes / 16];
   HeadRows<kWide> rows[kRowPlaces];
@@ -111,18 +133,21 @@ struct PipelineShared {
   uint64_t rows_full[kRowPlaces], rows_empty[kRowPlaces];
   uint64_t record_full[kSystemWarps], record_empty[kSystemWarps];
 
+  // By a warp, each lane some: one after another they take a microsecond.
   WARP_FN void make_barriers() {
-    for (int i = 0; i < kStages; ++i) {
-      warp::make_barrier(state_full + i, 1);
-      warp::make_barrier(state_empty + i, kWarpsOfPart);
+    const int lane = warp::lane();
+    static_assert(kStages <= 32 && kRowPlaces <= 32 && kSystemWarps <= 32, "a lane each");
+    if (lane < kStages) {
+      warp::make_barrier(state_full + lane, 1);
+      warp::make_barrier(state_empty + lane, kWarpsOfPart);
     }
-    for (int i = 0; i < kRowPlaces; ++i) {
-      warp::make_barrier(rows_full + i, 32);
-      warp::make_barrier(rows_empty + i, kTileWarps);
+    if (lane < kRowPlaces) {
+      warp::make_barrier(rows_full + lane, 32);
+      warp::make_barrier(rows_empty + lane, kTileWarps);
     }
-    for (int i = 0; i < kSystemWarps; ++i) {
-      warp::make_barrier(record_full + i, 1);
-      warp::make_barrier(record_empty + i, kTileWarps);
+    if (lane < kSystemWarps) {
+      warp::make_barrier(record_full + lane, 1);
+      warp::make_barrier(record_empty + lane, kTileWarps);
     }
     warp::barriers_made();
   }

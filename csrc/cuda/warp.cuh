@@ -23,6 +23,8 @@ WARP_FN float shuffle(float x, int from) { return __shfl_sync(0xffffffffu, x, fr
 
 WARP_FN int shuffle(int x, int from) { return __shfl_sync(0xffffffffu, x, from); }
 
+WARP_FN uint32_t shuffle(uint32_t x, int from) { return __shfl_sync(0xffffffffu, x, from); }
+
 WARP_FN int64_t shuffle(int64_t x, int from) {
   return __shfl_sync(0xffffffffu, static_cast<long long>(x), from);
 }
@@ -106,6 +108,13 @@ WARP_FN void mma_tf32(float (&c)[4], float a0, float a1, float a2, float a3, flo
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)),
         "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+
+// An 8 x 8 table of 16-bit numbers, row lane / 4 and two columns a lane, transposed.
+WARP_FN uint32_t transpose(uint32_t x) {
+  uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
 }
 
 // Two numbers in one register, the first in the low half.

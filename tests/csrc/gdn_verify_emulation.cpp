@@ -58,14 +58,16 @@ bool pipeline(const gdn::Arguments& x) {
 
 // In the order of gdn_verify.cu, and pipelines with fewer warps and stages, or with two groups.
 const Variant kVariants[] = {
-    {"pipeline s6 r4 c2", false, pipeline<false, 6, 4, 1, 1, 3, 2>},
+    {"pipeline s6 r4 c2, 1 copy", false, pipeline<false, 6, 4, 1, 1, 3, 2, 1>},
     {"direct d2", false, direct<false, 2>},
-    {"pipeline s3 r8 c1 quarters", true, pipeline<true, 3, 8, 4, 2, 3, 1>},
+    {"pipeline s3 r8 c1 quarters", true, pipeline<true, 3, 8, 4, 2, 3, 1, 4>},
     {"direct d1", true, direct<true, 1>},
-    {"pipeline s7 r3 c1", false, pipeline<false, 7, 3, 1, 1, 4, 1>},
-    {"pipeline s3 r4 c1, two groups", false, pipeline<false, 3, 4, 1, 2, 2, 1>},
+    {"pipeline s6 r4 c1, 1 copy", false, pipeline<false, 6, 4, 1, 1, 3, 1, 1>},
+    {"pipeline s7 r3 c1, 1 copy", false, pipeline<false, 7, 3, 1, 1, 4, 1, 1>},
+    {"pipeline s6 r4 c1, 4 copies", false, pipeline<false, 6, 4, 1, 1, 3, 1, 4>},
+    {"pipeline s3 r4 c1, two groups", false, pipeline<false, 3, 4, 1, 2, 2, 1, 2>},
     {"streamed", false, streamed<false>},
-    {"pipeline s2 r4 c2 halves", true, pipeline<true, 2, 4, 2, 1, 2, 2>},
+    {"pipeline s2 r4 c2 halves", true, pipeline<true, 2, 4, 2, 1, 2, 2, 8>},
     {"copied", true, copied<true>},
     {"streamed", true, streamed<true>},
 };

@@ -43,10 +43,14 @@ inline float shuffle(float x, int from) {
   return exchange(m)[from].f[0];
 }
 
-inline int shuffle(int x, int from) {
+inline uint32_t shuffle(uint32_t x, int from) {
   Message m{};
-  m.u[0] = static_cast<uint32_t>(x);
-  return static_cast<int>(exchange(m)[from].u[0]);
+  m.u[0] = x;
+  return exchange(m)[from].u[0];
+}
+
+inline int shuffle(int x, int from) {
+  return static_cast<int>(shuffle(static_cast<uint32_t>(x), from));
 }
 
 inline int64_t shuffle(int64_t x, int from) {
@@ -101,6 +105,17 @@ inline float fp16_low(uint32_t x) { return widen_fp16(x & 0xffffu); }
 inline float fp16_high(uint32_t x) { return widen_fp16(x >> 16); }
 inline uint32_t lows(uint32_t x, uint32_t y) { return (x & 0xffffu) | y << 16; }
 inline uint32_t highs(uint32_t x, uint32_t y) { return x >> 16 | (y & 0xffff0000u); }
+inline uint32_t transpose(uint32_t x) {
+  Message m{};
+  m.u[0] = x;
+  const Message* all = exchange(m);
+  const int row = lane() / 4, column = 2 * (lane() % 4);  // of the result
+  const auto number = [&](int from_row) {
+    const uint32_t pair = all[4 * from_row + row / 2].u[0];
+    return row % 2 ? pair >> 16 : pair & 0xffffu;
+  };
+  return number(column) | number(column + 1) << 16;
+}
 inline float tf32_head(float x) { return as_float(as_bits(x) & 0xffffe000u); }
 inline float clamp_half(float x) { return std::fmin(std::fmax(x, -65504.0f), 65504.0f); }
 inline float inverse_root(float x) { return 1.0f / std::sqrt(x); }
