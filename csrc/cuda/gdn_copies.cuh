@@ -68,15 +68,17 @@ WARP_FN void copy_head_rows(const Arguments& x, const Work& w, Shared& shared,
 // By one warp, or by one for states and one for rows.
 template <bool kWide, bool kStates, bool kRows, typename Shared>
 WARP_FN void copy_heads(const Arguments& x, Shared& shared) {
-  constexpr int kUnit = Shared::kHeadsOfUnit;
   Heads<1> heads(x);
   warp::block_sync();  // barriers are made
+  const typename Shared::BlockUnits units(x);
   Turn<Shared::kStages> state_turn(0);
   Turn<Shared::kRowPlaces> rows_turn(0);
-  for (int m = 0; heads.seek(unit_head<kUnit>(m)); ++m) {
-    Work w = heads.at(unit_head<kUnit>(m));
+  for (int m = 0;; ++m) {
+    const Unit unit = units.at(m);
+    if (!heads.seek(unit.head)) break;
+    Work w = heads.at(unit.head);
 #pragma unroll 1
-    for (int h = 0; h < kUnit; ++h, ++w.head) {
+    for (int h = 0; h < unit.count; ++h, ++w.head) {
       if (kStates) copy_state<kWide>(x, w, shared, state_turn);
       if (kRows) copy_head_rows<kWide>(x, w, shared, rows_turn);
     }

@@ -22,24 +22,25 @@ struct TileWarp {
         part(first_tile / Shared::kTilesOfPart), record_turn(0), rows_turn(0), stage_turn(part) {}
 
   WARP_FN void run() {
-    for (int n = 0;; n += kHeads, record_turn.next()) {
+    for (int n = 0;; record_turn.next()) {
       record_turn.wait_full(shared.record_full);
       const Record<kHeads>& record = shared.records[record_turn.place];
       Work w = record.get();
       if (w.num_rows == 0) return;
       Rows rows = record.get_rows();
       const bool folds = w.flush != 0 && w.pending > 0;
+      const int count = record.count();
+      const bool none = count < Shared::kGroups && !takes(n);
 #pragma unroll 1
-      for (int h = 0; h < kHeads; ++h, ++w.head) {
-        if (takes(n + h)) {
-          multiply(w, record, record.heads[h], rows, folds, h + Shared::kGroups >= kHeads);
+      for (int h = 0; h < count; ++h, ++n, ++w.head) {
+        if (takes(n)) {
+          multiply(w, record, record.heads[h], rows, folds, h + Shared::kGroups >= count);
         } else {
           rows_turn.wait_full(shared.rows_full);
           arrive_once(shared.rows_empty + rows_turn.place);
         }
         rows_turn.next(), stage_turn.next();
       }
-      const bool none = kHeads < Shared::kGroups && !takes(n);
       if (folds || none) arrive_once(shared.record_empty + record_turn.place);
     }
   }
@@ -87,8 +88,9 @@ struct TileWarp {
     float pending[2][4] = {};
     if (first) rows_turn.wait_full(shared.rows_full);
     t.load(w, solved, shared.rows[rows_turn.place], pending);
+    const char* const at = state_at(t.state_row());  // known before the wait in read_inputs
     read_inputs();
-    state.template load<false>(state_at(t.state_row()));
+    state.template load<false>(at);
     read_state();
     t.multiply(state, rows, token, own, pending);
     t.store(x, w);

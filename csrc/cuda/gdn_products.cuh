@@ -153,12 +153,13 @@ struct ExchangedTile {
     const bool upper = c & 1;
     const uint32_t o = warp::shuffle(upper ? out[0] : out[1], lane ^ 1);
     const uint32_t u = warp::shuffle(upper ? update[0] : update[1], lane ^ 1);
-    if (g >= w.num_rows) return;
-    const int dv = 16 * tile + 8 * (c & 1) + 2 * (c & 2);
-    warp::store8(x.out + (w.begin + g) * x.out_row + w.head * kDim + dv,
-                 upper ? uint2{o, out[1]} : uint2{out[0], o});
-    warp::store8(update_of<false>(x, w, w.place(x, w.pending + g), dv),
-                 upper ? uint2{u, update[1]} : uint2{update[0], u});
+    if (g < w.num_rows) {
+      const int dv = 16 * tile + 8 * (c & 1) + 2 * (c & 2);
+      warp::store8(x.out + (w.begin + g) * x.out_row + w.head * kDim + dv,
+                   upper ? uint2{o, out[1]} : uint2{out[0], o});
+      warp::store8(update_of<false>(x, w, w.place(x, w.pending + g), dv),
+                   upper ? uint2{u, update[1]} : uint2{update[0], u});
+    }
   }
 };
 

@@ -57,7 +57,7 @@ struct SolvedHead {
 template <int kHeads>
 struct Record {
   uint4 rows[8][32];  // K and Q, `put_rows`
-  int work[8];        // `put`; no rows: there are no more heads
+  int work[9];        // `put`; no rows: there are no more heads
   SolvedHead heads[kHeads];
 
   // As left operands of the matrix unit, eight rows of K above eight of Q.
@@ -77,14 +77,17 @@ struct Record {
     return x;
   }
 
-  WARP_FN void put(const Work& w) {
-    const int all[8] = {static_cast<int>(w.begin), static_cast<int>(w.slot), w.num_rows, w.start,
-                        w.pending,                 w.flush,                  w.head,     w.key_head};
+  // count: of the value heads that it has, from w's on.
+  WARP_FN void put(const Work& w, int count) {
+    const int all[9] = {static_cast<int>(w.begin), static_cast<int>(w.slot), w.num_rows,
+                        w.start, w.pending, w.flush, w.head, w.key_head, count};
     const int lane = warp::lane();
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
+    for (int i = 0; i < 9; ++i)
       if (lane == i) work[i] = all[i];
   }
+
+  WARP_FN int count() const { return kHeads == 1 ? 1 : work[8]; }
 
   WARP_FN Work get() const {
     Request r;
@@ -103,12 +106,15 @@ struct HeadRows {
 
 // How a pipeline is cut. A unit is kHeadsOfUnit value heads of a key head, whose systems one warp
 // solves. A head's state takes kParts stages; a warp that multiplies has kTilesOfWarp tiles of a head
-// in turn, and with more than one only every kGroups-th head. A stage is filled by kCopyCount copies.
+// in turn, and with more than one only every kGroups-th head. A stage is filled by kCopyCount copies. The
+// first kSingles units are of one head each.
 template <bool kWide, int kSystemWarpCount, int kStageCount, int kPartsOfHead, int kTilesOfWarpCount,
-          int kRowPlaceCount, int kCopyWarpCount, int kCopyCount, int kUnitHeads>
+          int kRowPlaceCount, int kCopyWarpCount, int kCopyCount, int kSingles, int kUnitHeads>
 struct PipelineShared {
   static constexpr int kSystemWarps = kSystemWarpCount, kStages = kStageCount;
   static constexpr int kRowPlaces = kRowPlaceCount, kHeadsOfUnit = kUnitHeads;
+  static_assert(kSingles % 2 == 0, "whole pairs");
+  using BlockUnits = Units<kUnitHeads, kSingles>;
   static constexpr int kTilesOfWarp = kTilesOfWarpCount, kGroups = kTilesOfWarp;
   static constexpr int kWarpsOfHead = kTilesOfHead / kTilesOfWarp;
   static constexpr int kParts = kPartsOfHead, kTilesOfPart = kTilesOfHead / kParts;

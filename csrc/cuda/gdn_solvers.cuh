@@ -16,11 +16,12 @@ struct SolvedUnit {
   float with_keys[4] = {};  // K and Q times the keys of the first eight pending rows
 
   WARP_FN SolvedUnit(const Arguments& x, const Work (&w)[kHeads]) {
+    float log_decay[kHeads];
+    load_decays(x, w, log_decay);
     const KeyInputs<kWide> key(x, w[0]);
     uint32_t keys[16];
     load_pending_keys<kWide>(x, w[0], 0, keys);
-    float log_decay[kHeads];
-    load_gates(x, w, gates, log_decay);
+    load_gates(x, w[0], gates);
     rows = key.rows;
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) pending[h] = pending_of(log_decay[h], key.key_norm);
@@ -35,14 +36,36 @@ struct SolvedUnit {
     for (int h = 0; h < kHeads; ++h) append<kWide>(x, w[h], rows, products, gates[h]);
   }
 
-  WARP_FN static void load_gates(const Arguments& x, const Work (&w)[kHeads],
-                                 Gates (&gates)[kHeads], float (&log_decay)[kHeads]) {
-    const GateInputs first(x, w[0]), last(x, w[kHeads - 1]);
-    gates[0] = first.gates(), log_decay[0] = first.log_decay;
-    if (kHeads > 1) gates[kHeads - 1] = last.gates(), log_decay[kHeads - 1] = last.log_decay;
+  // Of pending row `lane`. Asked for at once, because the compiler would put it behind what gates are made
+  // of has arrived and been used: two trips to memory.
+  WARP_FN static void load_decays(const Arguments& x, const Work (&w)[kHeads],
+                                  float (&log_decay)[kHeads]) {
+    const int lane = warp::lane();
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) log_decay[h] = 0.0f;
+    if (lane >= w[0].pending) return;
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h)
+      log_decay[h] = warp::load_now(x.log_decay + w[h].slot * x.decay_slot +
+                                    w[h].head * x.ring_rows + w[h].place(x, lane));
   }
 
-  WARP_FN void write(Record<kHeads>& record) const {
+  // Lanes 8 h to 8 h + 7 have head h's, once for all of them.
+  WARP_FN static void load_gates(const Arguments& x, const Work& first, Gates (&gates)[kHeads]) {
+    static_assert(kHeads == 1 || kHeads == 2, "a bit of the lane's number");
+    const int lane = warp::lane();
+    Work mine = first;
+    mine.head += lane >> 3 & (kHeads - 1);
+    const Gates all = GateInputs(x, mine).gates();
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const int from = 8 * h + (lane & 7);
+      gates[h] = {warp::shuffle(all.log_decay, from), warp::shuffle(all.beta, from)};
+    }
+  }
+
+  template <typename Record>
+  WARP_FN void write(Record& record) const {
     const int lane = warp::lane(), c = lane & 3;
     record.put_rows(rows);
 #pragma unroll
@@ -65,7 +88,8 @@ struct SolvedUnit {
   }
 
   // Of eight pending rows, whose products with K and Q these are.
-  WARP_FN void write_weights(Record<kHeads>& record, int block,
+  template <typename Record>
+  WARP_FN void write_weights(Record& record, int block,
                              const float (&with_keys)[4]) const {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
@@ -79,36 +103,49 @@ struct SolvedUnit {
   }
 };
 
+// The systems of kHeads value heads from w's on into a record, which is waited for.
+template <bool kWide, int kHeads, typename Shared>
+WARP_FN void solve_unit(const Arguments& x, const Work& one, Shared& shared,
+                        const Turn<Shared::kSystemWarps, Shared::kSystemWarps>& turn) {
+  auto& record = shared.records[turn.place];
+  Work w[kHeads];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) w[h] = one, w[h].head += h;
+  const SolvedUnit<kWide, kHeads> unit(x, w);
+  turn.wait_empty(shared.record_empty);
+  record.put(one, kHeads);
+  unit.write(record);
+  if (one.pending > 0) unit.write_weights(record, 0, unit.with_keys);
+  for (int block = 1; 8 * block < one.pending; ++block) {
+    uint32_t keys[16];
+    load_pending_keys<kWide>(x, one, 8 * block, keys);
+    float with_these[4] = {};
+    multiply_rows(unit.rows, keys, with_these);
+    unit.write_weights(record, block, with_these);
+  }
+  arrive_once(shared.record_full + turn.place);
+  unit.append_rows(x, w);
+}
+
 // Every kSystemWarps-th unit, from `first` on, and a record that says that there are no more.
 template <bool kWide, typename Shared>
 WARP_FN void solve_systems(const Arguments& x, Shared& shared, int first) {
   constexpr int kHeads = Shared::kHeadsOfUnit;
   Heads<2> heads(x);  // as many as a unit's way to the next one passes
   warp::block_sync();  // barriers are made
+  const typename Shared::BlockUnits units(x);
   Turn<Shared::kSystemWarps, Shared::kSystemWarps> turn(first);
-  Record<kHeads>& record = shared.records[first];
-  for (int m = first; heads.seek(unit_head<kHeads>(m)); m += Shared::kSystemWarps, turn.next()) {
-    const Work one = heads.at(unit_head<kHeads>(m));
-    Work w[kHeads];
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) w[h] = one, w[h].head += h;
-    const SolvedUnit<kWide, kHeads> unit(x, w);
-    turn.wait_empty(shared.record_empty);
-    record.put(one);
-    unit.write(record);
-    if (one.pending > 0) unit.write_weights(record, 0, unit.with_keys);
-    for (int block = 1; 8 * block < one.pending; ++block) {
-      uint32_t keys[16];
-      load_pending_keys<kWide>(x, one, 8 * block, keys);
-      float with_these[4] = {};
-      multiply_rows(unit.rows, keys, with_these);
-      unit.write_weights(record, block, with_these);
-    }
-    arrive_once(shared.record_full + turn.place);
-    unit.append_rows(x, w);
+  for (int m = first;; m += Shared::kSystemWarps, turn.next()) {
+    const Unit unit = units.at(m);
+    if (!heads.seek(unit.head)) break;
+    const Work one = heads.at(unit.head);
+    if (unit.count == kHeads)
+      solve_unit<kWide, kHeads>(x, one, shared, turn);
+    else
+      solve_unit<kWide, 1>(x, one, shared, turn);
   }
   turn.wait_empty(shared.record_empty);
-  record.put(Work());
+  shared.records[first].put(Work(), 0);
   arrive_once(shared.record_full + turn.place);
 }
 

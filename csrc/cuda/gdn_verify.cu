@@ -101,15 +101,16 @@ int grid_of(const Variant& v, const gdn::Arguments& x) {
 // Of each state type the one for many requests first, then the one for few, then those that are not
 // picked; figures of these and of those that lost: docs/kernels/gdn_verify.md. Names say: how the state
 // arrives, warps a block, blocks a multiprocessor, tiles ahead; of a pipeline the warps that solve
-// systems, the stages, the warps that copy.
+// systems, the stages, the warps that copy, the units of one head at the start, the copies of a state.
 const Variant kVariants[] = {
-    pipeline<false, 6, 4, 1, 1, 3, 2, 1>("pipeline s6 r4 c2, 1 copy"),
+    pipeline<false, 6, 4, 1, 1, 3, 2, 1, 6>("pipeline s6 r4 c2 f6, 1 copy"),
     direct<false, 4, 2, 2>("direct w4 b2 d2 whole heads"),
-    pipeline<true, 3, 8, 4, 2, 3, 1, 4>("pipeline s3 r8 c1 quarters"),
+    pipeline<true, 3, 8, 4, 2, 3, 1, 4, 0>("pipeline s3 r8 c1 quarters"),
     direct<true, 2, 4, 1>("direct w2 b4 d1 whole heads"),
-    pipeline<false, 6, 4, 1, 1, 3, 1, 1>("pipeline s6 r4 c1, 1 copy"),
-    pipeline<false, 7, 3, 1, 1, 4, 1, 1>("pipeline s7 r3 c1, 1 copy"),
-    pipeline<false, 6, 4, 1, 1, 3, 1, 4>("pipeline s6 r4 c1, 4 copies"),
+    pipeline<false, 6, 4, 1, 1, 3, 2, 1, 0>("pipeline s6 r4 c2, 1 copy"),
+    pipeline<false, 6, 4, 1, 1, 3, 1, 1, 6>("pipeline s6 r4 c1 f6, 1 copy"),
+    pipeline<false, 7, 3, 1, 1, 4, 1, 1, 6>("pipeline s7 r3 c1 f6, 1 copy"),
+    pipeline<false, 6, 4, 1, 1, 3, 1, 4, 6>("pipeline s6 r4 c1 f6, 4 copies"),
     streamed<false, 4, 3>("streamed w4 b3"),
     copied<true, 2, 3>("copied w2 b3"),
     streamed<true, 2, 3>("streamed w2 b3"),

@@ -174,6 +174,10 @@ WARP_FN int load_now(const int* at) {
   return x;
 }
 
+WARP_FN float load_now(const float* at) {
+  return as_float(static_cast<uint32_t>(load_now(reinterpret_cast<const int*>(at))));
+}
+
 WARP_FN uint4 load16(const void* at) { return *static_cast<const uint4*>(at); }
 
 WARP_FN uint32_t load4(const void* at) { return *static_cast<const uint32_t*>(at); }

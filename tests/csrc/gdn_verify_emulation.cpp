@@ -40,7 +40,7 @@ bool streamed(const gdn::Arguments& x) {
 
 template <bool kWide, int... kCut>
 bool pipeline_of(const gdn::Arguments& x) {
-  constexpr int kBlocks = 2;
+  constexpr int kBlocks = 3;  // the last round of units is not whole
   using Shared = gdn::PipelineShared<kWide, kCut...>;
   const auto shared = std::make_unique<Shared>();
   for (int block = 0; block < kBlocks; ++block) {
@@ -58,16 +58,17 @@ bool pipeline(const gdn::Arguments& x) {
 
 // In the order of gdn_verify.cu, and pipelines with fewer warps and stages, or with two groups.
 const Variant kVariants[] = {
-    {"pipeline s6 r4 c2, 1 copy", false, pipeline<false, 6, 4, 1, 1, 3, 2, 1>},
+    {"pipeline s6 r4 c2 f6, 1 copy", false, pipeline<false, 6, 4, 1, 1, 3, 2, 1, 6>},
     {"direct d2", false, direct<false, 2>},
-    {"pipeline s3 r8 c1 quarters", true, pipeline<true, 3, 8, 4, 2, 3, 1, 4>},
+    {"pipeline s3 r8 c1 quarters", true, pipeline<true, 3, 8, 4, 2, 3, 1, 4, 0>},
     {"direct d1", true, direct<true, 1>},
-    {"pipeline s6 r4 c1, 1 copy", false, pipeline<false, 6, 4, 1, 1, 3, 1, 1>},
-    {"pipeline s7 r3 c1, 1 copy", false, pipeline<false, 7, 3, 1, 1, 4, 1, 1>},
-    {"pipeline s6 r4 c1, 4 copies", false, pipeline<false, 6, 4, 1, 1, 3, 1, 4>},
-    {"pipeline s3 r4 c1, two groups", false, pipeline<false, 3, 4, 1, 2, 2, 1, 2>},
+    {"pipeline s6 r4 c2, 1 copy", false, pipeline<false, 6, 4, 1, 1, 3, 2, 1, 0>},
+    {"pipeline s6 r4 c1 f6, 1 copy", false, pipeline<false, 6, 4, 1, 1, 3, 1, 1, 6>},
+    {"pipeline s7 r3 c1 f6, 1 copy", false, pipeline<false, 7, 3, 1, 1, 4, 1, 1, 6>},
+    {"pipeline s6 r4 c1 f6, 4 copies", false, pipeline<false, 6, 4, 1, 1, 3, 1, 4, 6>},
+    {"pipeline s3 r4 c1 f2, two groups", false, pipeline<false, 3, 4, 1, 2, 2, 1, 2, 2>},
     {"streamed", false, streamed<false>},
-    {"pipeline s2 r4 c2 halves", true, pipeline<true, 2, 4, 2, 1, 2, 2, 8>},
+    {"pipeline s2 r4 c2 f4 halves", true, pipeline<true, 2, 4, 2, 1, 2, 2, 8, 4>},
     {"copied", true, copied<true>},
     {"streamed", true, streamed<true>},
 };

@@ -190,6 +190,7 @@ inline T load(const void* at) {
 }
 inline uint4 load_stream(const void* at) { return load<uint4>(at); }
 inline int load_now(const int* at) { return *at; }
+inline float load_now(const float* at) { return *at; }
 inline uint4 load16(const void* at) { return load<uint4>(at); }
 inline uint2 load8(const void* at) { return load<uint2>(at); }
 inline uint32_t load4(const void* at) { return load<uint32_t>(at); }
