@@ -71,7 +71,7 @@ def check(errors: schedule.Errors, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("heads", [(1, 2), (2, 2), (1, 4)])
+@pytest.mark.parametrize("heads", [(1, 2), (2, 2), (1, 3), (1, 4)])
 @settings(max_examples=3, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**16))
 def test_schedules_match_float64(
