@@ -119,6 +119,7 @@ class Engine:
     def end(self) -> None:
         """Drop the requests and give the cache back."""
         self._end(self._names)
+        self.llm.reset_prefix_cache()  # what it would find is lost with the cache
         turns.give_back()
 
     def trace(
@@ -145,6 +146,7 @@ class Engine:
             pstats.Stats(host, stream=text).sort_stats("tottime").print_stats(60)
         device = _device_profile(engine.step, steps, place, name)
         self._end(names)
+        self.llm.reset_prefix_cache()
         turns.give_back()
         return {"step_ms_under_cprofile": profiled_ms, **device}
 

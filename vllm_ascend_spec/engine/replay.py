@@ -123,8 +123,6 @@ def _not_chosen(vllm_config: Any) -> str | None:
 
     if not (current_platform.is_cuda() and current_platform.is_device_capability(90)):
         return 'replay kernels are timed on compute capability 9.0 alone ("replay" asks for them)'
-    if vllm_config.cache_config.mamba_cache_mode == "align":
-        return 'with prefix caching replay is checked on a CPU alone so far ("replay" asks for it)'
     return None
 
 
