@@ -1,6 +1,6 @@
 """One launch of each bf16 launch cut at 256 requests of 8 rows, for a profiler to look at.
 
-ncu -k "regex:(pipeline|copied|direct|streamed)_kernel" \\
+ncu -k "regex:(pipeline|direct|streamed)_kernel" \\
     python3 -m benchmarks.kernels.gdn_verify_profile [NAME]
 NAME: only launch cuts with this in their name.
 """

@@ -33,7 +33,7 @@ else
   run gdn_verify_native 60 --tune
   run max_softmax 40 --tune
   if command -v ncu > /dev/null; then
-    timeout 40 ncu --clock-control none -k "regex:(pipeline|copied|direct|streamed)_kernel" \
+    timeout 40 ncu --clock-control none -k "regex:(pipeline|direct|streamed)_kernel" \
       --section SpeedOfLight --section Occupancy --section WarpStateStats --section SchedulerStats \
       --section MemoryWorkloadAnalysis --section LaunchStats --section SourceCounters \
       --import-source no -f -o "$out/gdn_verify" \

@@ -62,32 +62,6 @@ struct Heads {
   }
 };
 
-// Heads, by their number, whose systems a warp solves together: one, or two neighbours.
-struct Unit {
-  int head, count;
-};
-
-// The block's units in the order in which every warp of it takes them; heads rise. They are as many as
-// would have rows if all requests had. kFirstSingles: units of one head at the start, where multiplying
-// warps wait for the first of them. What remains of the last round is spread over all blocks by heads.
-template <int kHeadsOfUnit, int kFirstSingles>
-struct Units {
-  int rounds, singles;  // of whole units, and of those at the start the heads that go one by one
-
-  WARP_FN explicit Units(const Arguments& x)
-      : rounds(x.requests * x.value_heads / kHeadsOfUnit / warp::blocks()),
-        singles(kFirstSingles < 2 * rounds ? kFirstSingles : 2 * rounds) {}
-
-  WARP_FN Unit at(int m) const {
-    const int block = warp::block(), blocks = warp::blocks();
-    if (kHeadsOfUnit == 1) return {block + m * blocks, 1};
-    if (m < singles) return {2 * (block + m / 2 * blocks) + m % 2, 1};
-    const int round = m - singles / 2;
-    if (round < rounds) return {2 * (block + round * blocks), 2};
-    return {2 * rounds * blocks + block + (round - rounds) * blocks, 1};
-  }
-};
-
 // A ring's places as a warp takes them, one after another or every kStep-th. A wait names a phase of
 // a barrier by its parity alone, so a place that a warp takes is not filled for others in between.
 template <int kPlaces, int kStep = 1>
@@ -107,10 +81,5 @@ struct Turn {
   // In the first round there is nothing to wait for, and a new barrier says so.
   WARP_FN void wait_empty(uint64_t* empty) const { warp::wait(empty + place, round ^ 1); }
 };
-
-WARP_FN void arrive_once(uint64_t* at) {
-  warp::sync();
-  if (warp::lane() == 0) warp::arrive(at);
-}
 
 }  // namespace gdn

@@ -26,13 +26,12 @@ struct RowTable {
   }
 };
 
-// A state's rows in groups of eight. In fp32 a group begins 64 bytes behind the one before: two lanes that
-// read the same channels, of rows eight apart, use different banks. In bf16 they meet, which costs nothing
-// that was measured, and a copy may have more than one group.
+// A state's rows in groups of eight, 64 bytes further apart than they are long: two lanes that read the
+// same channels, of rows eight apart, use different banks.
 template <bool kWide>
 struct StateRows {
   static constexpr int kRowBytes = kDim * StateTile<kWide>::kStateBytes;
-  static constexpr int kGroupBytes = 8 * kRowBytes, kGroupStride = kGroupBytes + (kWide ? 64 : 0);
+  static constexpr int kGroupBytes = 8 * kRowBytes, kGroupStride = kGroupBytes + 64;
 
   // The lane's first row of a tile, of the head; the next one is its second.
   WARP_FN static int lane_row(int tile) {
@@ -47,7 +46,8 @@ struct StateRows {
 struct SolvedHead {
   uint4 solved[32];                // inverse, carry
   uint4 weights[kMostBlocks][32];  // of eight pending rows on K, then on Q
-  uint4 token[kRows];              // decay and norm on what the state gives K, and Q; beta
+  uint4 from_state[4];             // of a lane's columns
+  uint2 beta[4];                   // the same
   float after[kRing];              // Pending::weight
   uint4 decay;                     // of all pending rows, its first word
 };
@@ -56,38 +56,18 @@ struct SolvedHead {
 // lane finds it in one load.
 template <int kHeads>
 struct Record {
-  uint4 rows[8][32];  // K and Q, `put_rows`
-  int work[9];        // `put`; no rows: there are no more heads
+  uint4 rows[8][32];  // Rows: K, then Q
+  int work[8];        // `put`; no rows: there are no more heads
   SolvedHead heads[kHeads];
 
-  // As left operands of the matrix unit, eight rows of K above eight of Q.
-  WARP_FN void put_rows(const Rows& x) {
-#pragma unroll
-    for (int s = 0; s < 8; ++s)
-      rows[s][warp::lane()] = uint4{x.k[2 * s], x.q[2 * s], x.k[2 * s + 1], x.q[2 * s + 1]};
-  }
-
-  WARP_FN Rows get_rows() const {
-    Rows x;
-#pragma unroll
-    for (int s = 0; s < 8; ++s) {
-      const uint4 part = rows[s][warp::lane()];
-      x.k[2 * s] = part.x, x.q[2 * s] = part.y, x.k[2 * s + 1] = part.z, x.q[2 * s + 1] = part.w;
-    }
-    return x;
-  }
-
-  // count: of the value heads that it has, from w's on.
-  WARP_FN void put(const Work& w, int count) {
-    const int all[9] = {static_cast<int>(w.begin), static_cast<int>(w.slot), w.num_rows,
-                        w.start, w.pending, w.flush, w.head, w.key_head, count};
+  WARP_FN void put(const Work& w) {
+    const int all[8] = {static_cast<int>(w.begin), static_cast<int>(w.slot), w.num_rows, w.start,
+                        w.pending,                 w.flush,                  w.head,     w.key_head};
     const int lane = warp::lane();
 #pragma unroll
-    for (int i = 0; i < 9; ++i)
+    for (int i = 0; i < 8; ++i)
       if (lane == i) work[i] = all[i];
   }
-
-  WARP_FN int count() const { return kHeads == 1 ? 1 : work[8]; }
 
   WARP_FN Work get() const {
     Request r;
@@ -106,15 +86,12 @@ struct HeadRows {
 
 // How a pipeline is cut. A unit is kHeadsOfUnit value heads of a key head, whose systems one warp
 // solves. A head's state takes kParts stages; a warp that multiplies has kTilesOfWarp tiles of a head
-// in turn, and with more than one only every kGroups-th head. A stage is filled by kCopyCount copies. The
-// first kSingles units are of one head each.
+// in turn, and with more than one only every kGroups-th head.
 template <bool kWide, int kSystemWarpCount, int kStageCount, int kPartsOfHead, int kTilesOfWarpCount,
-          int kRowPlaceCount, int kCopyWarpCount, int kCopyCount, int kSingles, int kUnitHeads>
+          int kRowPlaceCount, int kCopyWarpCount, int kUnitHeads>
 struct PipelineShared {
   static constexpr int kSystemWarps = kSystemWarpCount, kStages = kStageCount;
   static constexpr int kRowPlaces = kRowPlaceCount, kHeadsOfUnit = kUnitHeads;
-  static_assert(kSingles % 2 == 0, "whole pairs");
-  using BlockUnits = Units<kUnitHeads, kSingles>;
   static constexpr int kTilesOfWarp = kTilesOfWarpCount, kGroups = kTilesOfWarp;
   static constexpr int kWarpsOfHead = kTilesOfHead / kTilesOfWarp;
   static constexpr int kParts = kPartsOfHead, kTilesOfPart = kTilesOfHead / kParts;
@@ -125,12 +102,7 @@ struct PipelineShared {
   // a stage is for the same warps, and every warp that multiplies takes part in every record and in
   // every place of rows.
   static_assert(kStages % (kParts * kGroups) == 0, "a stage is always of the same part and group");
-  static constexpr int kGroupsOfPart = 2 * kTilesOfPart;
-  static constexpr int kGroupsOfCopy = kGroupsOfPart / kCopyCount;
-  static_assert(kGroupsOfPart % kCopyCount == 0, "copies of one size");
-  static_assert(kGroupsOfCopy == 1 || StateRows<kWide>::kGroupStride == StateRows<kWide>::kGroupBytes,
-                "a copy has no gaps");
-  static constexpr int kStageBytes = kGroupsOfPart * StateRows<kWide>::kGroupStride;
+  static constexpr int kStageBytes = 2 * kTilesOfPart * StateRows<kWide>::kGroupStride;
 
   uint4 stages[kStages][kStageBytes / 16];
   HeadRows<kWide> rows[kRowPlaces];
@@ -139,21 +111,18 @@ struct PipelineShared {
   uint64_t rows_full[kRowPlaces], rows_empty[kRowPlaces];
   uint64_t record_full[kSystemWarps], record_empty[kSystemWarps];
 
-  // By a warp, each lane some: one after another they take a microsecond.
   WARP_FN void make_barriers() {
-    const int lane = warp::lane();
-    static_assert(kStages <= 32 && kRowPlaces <= 32 && kSystemWarps <= 32, "a lane each");
-    if (lane < kStages) {
-      warp::make_barrier(state_full + lane, 1);
-      warp::make_barrier(state_empty + lane, kWarpsOfPart);
+    for (int i = 0; i < kStages; ++i) {
+      warp::make_barrier(state_full + i, 1);
+      warp::make_barrier(state_empty + i, kWarpsOfPart);
     }
-    if (lane < kRowPlaces) {
-      warp::make_barrier(rows_full + lane, 32);
-      warp::make_barrier(rows_empty + lane, kTileWarps);
+    for (int i = 0; i < kRowPlaces; ++i) {
+      warp::make_barrier(rows_full + i, 32);
+      warp::make_barrier(rows_empty + i, kTileWarps);
     }
-    if (lane < kSystemWarps) {
-      warp::make_barrier(record_full + lane, 1);
-      warp::make_barrier(record_empty + lane, kTileWarps);
+    for (int i = 0; i < kSystemWarps; ++i) {
+      warp::make_barrier(record_full + i, 1);
+      warp::make_barrier(record_empty + i, kTileWarps);
     }
     warp::barriers_made();
   }

@@ -1,6 +1,5 @@
-// A step of one work item, with the state fed from registers (`step_direct`), from a warp's buffer in
-// shared memory that a bulk copy fills (`step_copied`), or from one that is filled tile by tile
-// (`step_streamed`).
+// A step of one head by one warp, with the state fed from registers (`step_direct`), or from a buffer in
+// shared memory that is filled tile by tile (`step_streamed`).
 #pragma once
 
 #include "gdn_fold.cuh"
@@ -59,7 +58,7 @@ WARP_FN void step_direct(const Arguments& x, int head) {
   constexpr int kHalves = 2, kHalfBytes = kHalf * kDim * StateTile<kWide>::kStateBytes;
   Work w(x, kHalves * head);
   if (w.num_rows == 0) return;
-  const char* const state_at = half_state<kWide>(x, w);
+  const char* const state_at = head_state<kWide>(x, w);
   StateTile<kWide> ahead[kDepth];
 #pragma unroll
   for (int tile = 0; tile < kDepth; ++tile) ahead[tile].template load<true>(tile_rows<kWide>(state_at, tile));
@@ -88,38 +87,6 @@ WARP_FN void step_direct(const Arguments& x, int head) {
     w.half = half;
     fold_if_due<kWide>(x, w, prepared.pending);
   }
-}
-
-template <bool kWide>
-WARP_FN void finish_copied(HalfHead<kWide>& work, const char* buffer) {
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    warp::keep_order();  // or the compiler holds several tiles in registers
-    StateTile<kWide> state;
-    state.template load<false>(tile_rows<kWide>(buffer, tile));
-    work.finish(state, tile);
-  }
-}
-
-// Half a head by one warp; its state arrives in `buffer` by one bulk copy, which `barrier` ends.
-template <bool kWide>
-WARP_FN void step_copied(const Arguments& x, char* buffer, uint64_t* barrier, int unit) {
-  const Work w(x, unit);
-  // Before the barrier is made: without rows this return is all that a warp has to do.
-  if (w.num_rows == 0) return;
-  warp::Copier copier;
-  copier.init(barrier);
-  copier.start(buffer, half_state<kWide>(x, w), kHalf * kDim * StateTile<kWide>::kStateBytes);
-  const HeadInputs<kWide> head_inputs(x, w);
-  HalfInputs<kWide> inputs;
-  inputs.load(x, w);
-  const Prepared<kWide> prepared(x, w, head_inputs);
-  const FirstWeights<kWide> weights(w, prepared, inputs.block);
-  HalfHead<kWide> work(x, w, prepared, weights, inputs);
-  copier.wait();
-  finish_copied<kWide>(work, buffer);
-  store_results<kWide>(x, w, work.results);
-  fold_if_due<kWide>(x, w, prepared.pending);
 }
 
 // Half a head's tiles in shared memory, tile by tile refilled while they are used.

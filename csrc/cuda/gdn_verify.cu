@@ -15,19 +15,6 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
   if (head < x.requests * x.value_heads) gdn::step_direct<kWide, kDepth>(x, head);
 }
 
-template <bool kWide>
-constexpr int kHalfBytes = gdn::kHalf * gdn::kDim * (kWide ? 4 : 2);
-
-template <bool kWide, int kWarps, int kBlocks>
-__global__ void __launch_bounds__(32 * kWarps, kBlocks)
-    copied_kernel(const __grid_constant__ gdn::Arguments x) {
-  extern __shared__ __align__(128) char shared[];
-  __shared__ uint64_t barriers[kWarps];
-  const int warp = threadIdx.x >> 5, unit = blockIdx.x * kWarps + warp;
-  if (unit < 2 * x.requests * x.value_heads)
-    gdn::step_copied<kWide>(x, shared + warp * kHalfBytes<kWide>, barriers + warp, unit);
-}
-
 template <bool kWide, int kWarps, int kBlocks>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks)
     streamed_kernel(const __grid_constant__ gdn::Arguments x) {
@@ -51,27 +38,20 @@ struct Variant {
   int warps;
   int blocks_per_sm;
   int shared_bytes;
-  int halves;  // of a head that a warp serves; 0: blocks stay
+  bool stays;  // as many blocks as the device has room for; otherwise a warp has one head
   void (*single)(gdn::Arguments) = nullptr;  // where an odd number of value heads has a key head
 };
 
 template <bool kWide, int kWarps, int kBlocks, int kDepth>
 constexpr Variant direct(const char* name) {
-  return {name, kWide, direct_kernel<kWide, kWarps, kBlocks, kDepth>, kWarps, kBlocks, 0, 2};
-}
-
-template <bool kWide, int kWarps, int kBlocks>
-constexpr Variant copied(const char* name) {
-  return {name,   kWide,   copied_kernel<kWide, kWarps, kBlocks>,
-          kWarps, kBlocks, kWarps * kHalfBytes<kWide>,
-          1};
+  return {name, kWide, direct_kernel<kWide, kWarps, kBlocks, kDepth>, kWarps, kBlocks, 0, false};
 }
 
 template <bool kWide, int kWarps, int kBlocks>
 constexpr Variant streamed(const char* name) {
   return {name,   kWide,   streamed_kernel<kWide, kWarps, kBlocks>,
           kWarps, kBlocks, kWarps * gdn::Stream<kWide>::kBytes,
-          2};
+          false};
 }
 
 // Two value heads of a key head at a time, or one where they are odd in number.
@@ -82,7 +62,7 @@ constexpr Variant pipeline(const char* name) {
   static_assert(sizeof(Pairs) <= 227 * 1024 && sizeof(Singles) <= sizeof(Pairs),
                 "shared memory of a block");
   return {name, kWide, pipeline_kernel<kWide, Pairs>, Pairs::kWarps, 1,
-          sizeof(Pairs), 0, pipeline_kernel<kWide, Singles>};
+          sizeof(Pairs), true, pipeline_kernel<kWide, Singles>};
 }
 
 int multiprocessors() {
@@ -94,25 +74,20 @@ int multiprocessors() {
 
 int grid_of(const Variant& v, const gdn::Arguments& x) {
   const int heads = x.requests * x.value_heads;
-  if (v.halves == 0) return std::min(heads, v.blocks_per_sm * multiprocessors());
-  return (2 / v.halves * heads + v.warps - 1) / v.warps;
+  if (v.stays) return std::min(heads, v.blocks_per_sm * multiprocessors());
+  return (heads + v.warps - 1) / v.warps;
 }
 
 // Of each state type the one for many requests first, then the one for few, then those that are not
 // picked; figures of these and of those that lost: docs/kernels/gdn_verify.md. Names say: how the state
 // arrives, warps a block, blocks a multiprocessor, tiles ahead; of a pipeline the warps that solve
-// systems, the stages, the warps that copy, the units of one head at the start, the copies of a state.
+// systems, the stages, the warps that copy.
 const Variant kVariants[] = {
-    pipeline<false, 6, 4, 1, 1, 3, 2, 1, 6>("pipeline s6 r4 c2 f6, 1 copy"),
+    pipeline<false, 7, 3, 1, 1, 4, 1>("pipeline s7 r3 c1"),
     direct<false, 4, 2, 2>("direct w4 b2 d2 whole heads"),
-    pipeline<true, 3, 8, 4, 2, 3, 1, 4, 0>("pipeline s3 r8 c1 quarters"),
+    pipeline<true, 3, 8, 4, 2, 3, 1>("pipeline s3 r8 c1 quarters"),
     direct<true, 2, 4, 1>("direct w2 b4 d1 whole heads"),
-    pipeline<false, 6, 4, 1, 1, 3, 2, 1, 0>("pipeline s6 r4 c2, 1 copy"),
-    pipeline<false, 6, 4, 1, 1, 3, 1, 1, 6>("pipeline s6 r4 c1 f6, 1 copy"),
-    pipeline<false, 7, 3, 1, 1, 4, 1, 1, 6>("pipeline s7 r3 c1 f6, 1 copy"),
-    pipeline<false, 6, 4, 1, 1, 3, 1, 4, 6>("pipeline s6 r4 c1 f6, 4 copies"),
     streamed<false, 4, 3>("streamed w4 b3"),
-    copied<true, 2, 3>("copied w2 b3"),
     streamed<true, 2, 3>("streamed w2 b3"),
 };
 constexpr int kVariantCount = sizeof(kVariants) / sizeof(kVariants[0]);
@@ -130,7 +105,7 @@ int gdn_verify_variant_is_fp32(int variant) { return kVariants[variant].wide; }
 // Value heads that the launch cut has in work at once on one multiprocessor.
 int gdn_verify_variant_heads(int variant) {
   const Variant& v = kVariants[variant];
-  return v.warps * v.blocks_per_sm * v.halves / 2;
+  return v.stays ? 0 : v.warps * v.blocks_per_sm;
 }
 
 int gdn_verify_argument_bytes() { return sizeof(gdn::Arguments); }

@@ -85,11 +85,6 @@ WARP_FN char* head_state(const Arguments& x, const Work& w) {
   return x.state + (w.slot * x.state_slot + w.head * (kDim * kDim)) * StateTile<kWide>::kStateBytes;
 }
 
-template <bool kWide>
-WARP_FN char* half_state(const Arguments& x, const Work& w) {
-  return head_state<kWide>(x, w) + w.half * (kHalf * kDim * StateTile<kWide>::kStateBytes);
-}
-
 // The lane's two rows of a tile, in a half head that begins at half_at.
 template <bool kWide, typename At>
 WARP_FN At tile_rows(At half_at, int tile) {

@@ -23,8 +23,6 @@ WARP_FN float shuffle(float x, int from) { return __shfl_sync(0xffffffffu, x, fr
 
 WARP_FN int shuffle(int x, int from) { return __shfl_sync(0xffffffffu, x, from); }
 
-WARP_FN uint32_t shuffle(uint32_t x, int from) { return __shfl_sync(0xffffffffu, x, from); }
-
 WARP_FN int64_t shuffle(int64_t x, int from) {
   return __shfl_sync(0xffffffffu, static_cast<long long>(x), from);
 }
@@ -110,13 +108,6 @@ WARP_FN void mma_tf32(float (&c)[4], float a0, float a1, float a2, float a3, flo
         "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
-// An 8 x 8 table of 16-bit numbers, row lane / 4 and two columns a lane, transposed.
-WARP_FN uint32_t transpose(uint32_t x) {
-  uint32_t y;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-  return y;
-}
-
 // Two numbers in one register, the first in the low half.
 WARP_FN uint32_t pack_bf16(float low, float high) {
   uint32_t packed;
@@ -172,10 +163,6 @@ WARP_FN int load_now(const int* at) {
   int x;
   asm volatile("ld.global.b32 %0, [%1];" : "=r"(x) : "l"(at));
   return x;
-}
-
-WARP_FN float load_now(const float* at) {
-  return as_float(static_cast<uint32_t>(load_now(reinterpret_cast<const int*>(at))));
 }
 
 WARP_FN uint4 load16(const void* at) { return *static_cast<const uint4*>(at); }
@@ -260,45 +247,6 @@ WARP_FN void arrive_after_copies(uint64_t* at) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(at))
                : "memory");
 }
-
-// One bulk copy of a warp into its part of shared memory.
-struct Copier {
-  uint32_t barrier;
-
-  WARP_FN void init(uint64_t* barrier_at) {
-    barrier = static_cast<uint32_t>(__cvta_generic_to_shared(barrier_at));
-    if (lane() == 0) {
-      // No fence.mbarrier_init: it waits for all loads under way, and no other warp comes here.
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    }
-    sync();
-  }
-
-  WARP_FN void start(void* to, const void* from, uint32_t bytes) {
-    if (lane() == 0) {
-      const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
-                   "r"(bytes)
-                   : "memory");
-      asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-          ::"r"(shared), "l"(from), "r"(bytes), "r"(barrier)
-          : "memory");
-    }
-  }
-
-  WARP_FN void wait() {
-    uint32_t done = 0;
-    while (!done)
-      asm volatile(
-          "{\n.reg .pred done;\n"
-          "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], 0;\nselp.u32 %0, 1, 0, done;\n}\n"
-          : "=r"(done)
-          : "r"(barrier)
-          : "memory");
-  }
-};
 
 }  // namespace warp
 

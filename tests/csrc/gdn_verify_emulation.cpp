@@ -22,15 +22,6 @@ bool direct(const gdn::Arguments& x) {
 }
 
 template <bool kWide>
-bool copied(const gdn::Arguments& x) {
-  std::vector<char> buffer(gdn::kHalf * gdn::kDim * gdn::StateTile<kWide>::kStateBytes);
-  uint64_t barrier;
-  for (int unit = 0; unit < 2 * x.requests * x.value_heads; ++unit)
-    warp::run([&] { gdn::step_copied<kWide>(x, buffer.data(), &barrier, unit); });
-  return true;
-}
-
-template <bool kWide>
 bool streamed(const gdn::Arguments& x) {
   std::vector<char> buffer(gdn::Stream<kWide>::kBytes, 0x55);
   for (int head = 0; head < x.requests * x.value_heads; ++head)
@@ -40,7 +31,7 @@ bool streamed(const gdn::Arguments& x) {
 
 template <bool kWide, int... kCut>
 bool pipeline_of(const gdn::Arguments& x) {
-  constexpr int kBlocks = 3;  // the last round of units is not whole
+  constexpr int kBlocks = 2;
   using Shared = gdn::PipelineShared<kWide, kCut...>;
   const auto shared = std::make_unique<Shared>();
   for (int block = 0; block < kBlocks; ++block) {
@@ -58,18 +49,13 @@ bool pipeline(const gdn::Arguments& x) {
 
 // In the order of gdn_verify.cu, and pipelines with fewer warps and stages, or with two groups.
 const Variant kVariants[] = {
-    {"pipeline s6 r4 c2 f6, 1 copy", false, pipeline<false, 6, 4, 1, 1, 3, 2, 1, 6>},
+    {"pipeline s7 r3 c1", false, pipeline<false, 7, 3, 1, 1, 4, 1>},
     {"direct d2", false, direct<false, 2>},
-    {"pipeline s3 r8 c1 quarters", true, pipeline<true, 3, 8, 4, 2, 3, 1, 4, 0>},
+    {"pipeline s3 r8 c1 quarters", true, pipeline<true, 3, 8, 4, 2, 3, 1>},
     {"direct d1", true, direct<true, 1>},
-    {"pipeline s6 r4 c2, 1 copy", false, pipeline<false, 6, 4, 1, 1, 3, 2, 1, 0>},
-    {"pipeline s6 r4 c1 f6, 1 copy", false, pipeline<false, 6, 4, 1, 1, 3, 1, 1, 6>},
-    {"pipeline s7 r3 c1 f6, 1 copy", false, pipeline<false, 7, 3, 1, 1, 4, 1, 1, 6>},
-    {"pipeline s6 r4 c1 f6, 4 copies", false, pipeline<false, 6, 4, 1, 1, 3, 1, 4, 6>},
-    {"pipeline s3 r4 c1 f2, two groups", false, pipeline<false, 3, 4, 1, 2, 2, 1, 2, 2>},
+    {"pipeline s3 r4 c1, two groups", false, pipeline<false, 3, 4, 1, 2, 2, 1>},
     {"streamed", false, streamed<false>},
-    {"pipeline s2 r4 c2 f4 halves", true, pipeline<true, 2, 4, 2, 1, 2, 2, 8, 4>},
-    {"copied", true, copied<true>},
+    {"pipeline s2 r4 c2 halves", true, pipeline<true, 2, 4, 2, 1, 2, 2>},
     {"streamed", true, streamed<true>},
 };
 

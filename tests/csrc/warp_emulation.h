@@ -43,14 +43,10 @@ inline float shuffle(float x, int from) {
   return exchange(m)[from].f[0];
 }
 
-inline uint32_t shuffle(uint32_t x, int from) {
-  Message m{};
-  m.u[0] = x;
-  return exchange(m)[from].u[0];
-}
-
 inline int shuffle(int x, int from) {
-  return static_cast<int>(shuffle(static_cast<uint32_t>(x), from));
+  Message m{};
+  m.u[0] = static_cast<uint32_t>(x);
+  return static_cast<int>(exchange(m)[from].u[0]);
 }
 
 inline int64_t shuffle(int64_t x, int from) {
@@ -105,17 +101,6 @@ inline float fp16_low(uint32_t x) { return widen_fp16(x & 0xffffu); }
 inline float fp16_high(uint32_t x) { return widen_fp16(x >> 16); }
 inline uint32_t lows(uint32_t x, uint32_t y) { return (x & 0xffffu) | y << 16; }
 inline uint32_t highs(uint32_t x, uint32_t y) { return x >> 16 | (y & 0xffff0000u); }
-inline uint32_t transpose(uint32_t x) {
-  Message m{};
-  m.u[0] = x;
-  const Message* all = exchange(m);
-  const int row = lane() / 4, column = 2 * (lane() % 4);  // of the result
-  const auto number = [&](int from_row) {
-    const uint32_t pair = all[4 * from_row + row / 2].u[0];
-    return row % 2 ? pair >> 16 : pair & 0xffffu;
-  };
-  return number(column) | number(column + 1) << 16;
-}
 inline float tf32_head(float x) { return as_float(as_bits(x) & 0xffffe000u); }
 inline float clamp_half(float x) { return std::fmin(std::fmax(x, -65504.0f), 65504.0f); }
 inline float inverse_root(float x) { return 1.0f / std::sqrt(x); }
@@ -190,7 +175,6 @@ inline T load(const void* at) {
 }
 inline uint4 load_stream(const void* at) { return load<uint4>(at); }
 inline int load_now(const int* at) { return *at; }
-inline float load_now(const float* at) { return *at; }
 inline uint4 load16(const void* at) { return load<uint4>(at); }
 inline uint2 load8(const void* at) { return load<uint2>(at); }
 inline uint32_t load4(const void* at) { return load<uint32_t>(at); }
@@ -240,21 +224,5 @@ inline void copy_for(void* to, const void* from, uint32_t bytes, uint64_t* at) {
     change(at, 0, -static_cast<int>(bytes));
   });
 }
-
-// Copies at once. A wait without its start would hang a GPU: here it ends the program.
-struct Copier {
-  bool open;
-
-  void init(uint64_t*) { open = false; }
-  void start(void* to, const void* from, uint32_t bytes) {
-    open = true;
-    if (lane() == 0) std::memcpy(to, from, bytes);
-  }
-  void wait() {
-    sync();
-    if (!open) std::abort();
-    open = false;
-  }
-};
 
 }  // namespace warp
