@@ -58,7 +58,7 @@ def first_differences(one: dict[str, Any], other: dict[str, Any]) -> list[float]
 
 def comparisons(methods: list[str], answered: Collection[str]) -> list[tuple[str, str]]:
     """(reference, other) of every comparison that the arms which answered allow."""
-    pairs = []
+    pairs = [("none", exact_arms.CACHED)]
     for method in methods:
         fixed, adaptive, lengths = (f"{method} {kind}" for kind in ("fixed", "adaptive", "lengths"))
         pairs += [("none", fixed), ("none", adaptive), (fixed, adaptive)]

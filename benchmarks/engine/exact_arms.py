@@ -27,6 +27,7 @@ METHODS = ("mtp", "eagle3", "dflash", "dflash2", "dspark", "ngram", "draft_model
 DRAFT_LENGTHS = (1, 2, 4)
 WITH_LENGTHS = ("mtp", "eagle3")  # a draft token is a pass
 TARGET = "hybrid"
+CACHED = "none cached"
 CACHE_MIB = 600
 MAX_DRAFT_ROWS = 96  # of 224
 MAX_REQUESTS = 32
@@ -137,10 +138,14 @@ def requests(
 ) -> dict[str, dict[str, Any]]:
     """An arm without speculation, and for every method upstream's fixed K and adaptive ones.
 
-    prefix_caching: of all arms but the first, which says what is right.
+    prefix_caching: of all arms but the first, which says what is right; another one without
+    speculation then says how far a cache alone makes answers part.
     """
 
-    def arm(config: dict[str, Any] | None, checked: bool = True, **options: Any) -> dict[str, Any]:
+    def arm(
+        config: dict[str, Any] | None, checked: bool = True, cached: bool = prefix_caching,
+        **options: Any,
+    ) -> dict[str, Any]:  # fmt: skip
         environment = {name: os.environ.get(name, "1") for name in _ONE_THREAD}
         if checked:
             environment["VLLM_GPU_SYNC_CHECK"] = "warn"
@@ -150,13 +155,15 @@ def requests(
             max_model_len=1024 if prefix_caching else 512,
             max_num_seqs=MAX_REQUESTS,
             largest_graph=LARGEST_GRAPH,
-            enable_prefix_caching=prefix_caching and config is not None,
+            enable_prefix_caching=cached,
         )
         engine["additional_config"]["ascend_spec"].update(options)
         engine = {k: v for k, v in (engine | host.engine).items() if v is not None}
         return {"model": str(Zoo().target(TARGET)), "engine": engine, "environment": environment}
 
-    arms = {"none": arm(None, checked=False)}
+    arms = {"none": arm(None, checked=False, cached=False)}
+    if prefix_caching:
+        arms[CACHED] = arm(None, checked=False)
     for method in methods:
         adaptive: dict[str, Any] = {"gdn_state": adaptive_state, "max_draft_rows": MAX_DRAFT_ROWS}
         arms[f"{method} fixed"] = arm(speculative_config(method))

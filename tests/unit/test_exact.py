@@ -130,6 +130,17 @@ def test_every_arm_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert drafter["model"].endswith("dense") and drafter["enable_adaptive_verification"]
 
 
+def test_with_prefix_caching_an_arm_shows_what_a_cache_alone_does(tmp_path: Path):
+    host = exact_arms.Host("nowhere", {}, lambda _: {})
+    arms = exact_arms.requests(["dspark"], host, prefix_caching=True)
+    cached = {name: arm["engine"]["enable_prefix_caching"] for name, arm in arms.items()}
+    assert cached == {
+        "none": False, "none cached": True, "dspark fixed": True, "dspark adaptive": True,
+    }  # fmt: skip
+    assert ("none", "none cached") in exact.comparisons(["dspark"], list(arms))
+    assert "none cached" not in exact_arms.requests(["dspark"], host)
+
+
 @pytest.mark.parametrize("correction", [1.0, math.exp(-LIMIT)])
 def test_short_drafts_pay_by_the_assumed_costs(
     correction: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
