@@ -1,6 +1,6 @@
 """Decode throughput of adaptive verification against every fixed K and no speculation.
 
-    python benchmarks/engine/adaptive.py [--json PATH] [--target hybrid|dense] [--layers N] ...
+    python -m benchmarks.engine.adaptive [--json PATH] [--target hybrid|dense] [--layers N] ...
 
 Dummy weights at real shapes, and the benchmark's own acceptance model (`acceptance.py`): half of
 the requests are easy, half are hard, confidences are noisy. The engines of a group live side by
@@ -98,12 +98,18 @@ def compared(
 
 
 def traced(arm: Arm, case: Case, folder: Path) -> list[Row]:
-    """Profile the adaptive arm: how long its kernels run, and whether the host waits for them."""
+    """Profile the adaptive arm: how long its kernels run, and whether the host waits for them.
+
+    Empty if the arm ended.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     found = arm.ask(
         do="trace", requests=case.load, prompt_tokens=case.prompt_tokens, steps=16,
         folder=str(folder), name=arm.name,
     )  # fmt: skip
+    if found is None:
+        print(f"{case}, {arm.name}: ended under the profiler, see {arm.log}", flush=True)
+        return []
     label = f"{case}, {arm.name}, traced"
     waits = Row(
         case=label,
@@ -131,11 +137,6 @@ def _decisions(case: str, counted: list[dict[str, float]]) -> list[Row]:
         "predicted over real step time": total["predicted_ms"] / max(total["real_ms"], 1e-9),
     }
     return [Row(case=case, metric=m, value=round(v, 3), unit="") for m, v in ratios.items()]
-
-
-def numbers(text: str) -> list[int]:
-    """Comma-separated whole numbers."""
-    return [int(part) for part in text.split(",") if part.strip()]
 
 
 @dataclass
@@ -189,7 +190,7 @@ class Run:
             found = {
                 arm.name: measure(arm, case, self.setting.repeats)
                 for arm in running
-                if case in group[arm.name]
+                if case in group.get(arm.name, ())  # one that was kept may not be asked for
             }
             running = [arm for arm in running if found.get(arm.name) != []]
             windows = {name: measured for name, measured in found.items() if measured}
@@ -268,15 +269,13 @@ def main(
     traces: Annotated[Path | None, typer.Option(help="Folder for traces of the arm.")] = None,
 ) -> None:
     """Measure the arms, group after group."""
-    import torch
-
     folder = Path(tempfile.mkdtemp())
     try:
         asked = cases.parsed(prompt_tokens, loads)
-        setting = Setting(
-            target, method, layers, numbers(fixed), asked, repeats, folder, prefix_caching
-        )
-        chosen = groups.parsed(side_by_side, asked) or groups.packed(
+        lengths = cases.numbers("--fixed", fixed)
+        setting = Setting(target, method, layers, lengths, asked, repeats, folder, prefix_caching)
+        used = _gpus(gpus)
+        chosen = groups.parsed(side_by_side, asked, setting.options()) or groups.packed(
             setting.upstream(), ADAPTIVE, asked, _room_gib(), setting.memory_gib
         )
     except ValueError as error:
@@ -289,9 +288,19 @@ def main(
         print(f"group {number}:", ", ".join(group), {n: c for n, c in left_out.items() if c})
     run = Run(setting, chosen, logs or folder, json_path, traces)
     (logs or folder).mkdir(parents=True, exist_ok=True)
-    for row in run.on(gpus or torch.cuda.device_count()):
+    for row in run.on(used):
         if row.metric.startswith(("over", "gain")) or row.metric == "throughput":
             print(row.case, row.metric, row.value, row.unit, "" if row.met is None else row.met)
+
+
+def _gpus(asked: int) -> int:
+    """How many GPUs to use; ValueError where there are not so many."""
+    import torch
+
+    seen = torch.cuda.device_count()
+    if seen < max(asked, 1):
+        raise ValueError(f"--gpus: {max(asked, 1)} wanted, and torch sees {seen}")
+    return asked or seen
 
 
 def _device(gpu: int) -> str:

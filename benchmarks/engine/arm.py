@@ -160,6 +160,11 @@ class Engine:
             ids = [rng.randrange(10, 1000) for _ in range(prompt_tokens)]
             self.llm.llm_engine.add_request(name, {"prompt_token_ids": ids}, sampling)
         while len(self._emitted()) < requests or min(self._emitted()) == 0:
+            if not self.llm.llm_engine.has_unfinished_requests():
+                raise RuntimeError(
+                    f"{requests} requests did not run at once: the cache or max_num_seqs is too "
+                    "small for them all (benchmarks.engine.shapes.cache_mib)"
+                )
             self.llm.llm_engine.step()
         return names
 

@@ -12,6 +12,7 @@ from benchmarks.engine.cases import Case
 from benchmarks.engine.driver import engine_arguments
 
 DRAFT_TOKENS = 7
+METHODS = ("dspark", "dflash")
 CACHED = 1.5  # times the cache of requests without prefix caching
 NONE, ADAPTIVE = "no speculation", "adaptive"
 VLLM_ADAPTIVE = "adaptive with vLLM's planner"
@@ -42,10 +43,14 @@ class Setting:
     shape: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        """ValueError for a target that is not known."""
+        """ValueError for a target, a method or a draft length that is not known."""
         known = {"hybrid": shapes.hybrid, "dense": shapes.dense}
         if self.target not in known:
             raise ValueError(f"--target is {self.target!r}, not hybrid or dense")
+        if self.method not in METHODS:
+            raise ValueError(f"--method is {self.method!r}, not {' or '.join(METHODS)}")
+        if max(self.fixed) > DRAFT_TOKENS:
+            raise ValueError(f"--fixed: drafters here draft at most {DRAFT_TOKENS} tokens")
         self.shape = known[self.target](self.layers)
 
     def options(self) -> dict[str, Options]:

@@ -35,7 +35,8 @@ def parsed(prompt_tokens: str, loads: str) -> list[Case]:
     Raises:
         ValueError: not numbers, or as many lists as there are lengths, or one.
     """
-    lengths, lists = _numbers(prompt_tokens), [_numbers(part) for part in loads.split(";")]
+    lengths = numbers("--prompt-tokens", prompt_tokens)
+    lists = [numbers("--loads", part) for part in loads.split(";")]
     if len(lists) == 1:
         lists *= len(lengths)
     if len(lists) != len(lengths):
@@ -51,8 +52,9 @@ def _paired(lengths: list[int], lists: list[list[int]]) -> Iterator[Case]:
         yield from (Case(length, load) for load in sorted(loads, reverse=True))
 
 
-def _numbers(text: str) -> list[int]:
-    found = [int(part) for part in text.split(",") if part.strip()]
-    if not found or min(found) < 1:
-        raise ValueError(f"{text!r} is not a list of whole numbers from 1 on")
-    return found
+def numbers(option: str, text: str) -> list[int]:
+    """Comma-separated whole numbers from 1 on; ValueError names the option that holds others."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"{option}: {text!r} is not a list of whole numbers from 1 on")
+    return [int(part) for part in parts]

@@ -231,7 +231,7 @@ def main(
     methods: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(METHODS),
     adaptive_state: Annotated[str, typer.Option(help="GDN states: native or replay.")] = "replay",
     prefix_caching: Annotated[
-        bool, typer.Option(help="All arms that speculate; prompts then begin alike.")
+        bool, typer.Option(help="All arms but the first; prompts then begin alike.")
     ] = False,
     prompts: Annotated[int, typer.Option(min=1)] = PROMPTS,
     tokens: Annotated[int, typer.Option(min=1)] = TOKENS,

@@ -7,7 +7,7 @@ fit at some cases is measured at the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from benchmarks.engine.cases import Case
 
@@ -58,14 +58,24 @@ def _alone(arm: str, beside: str, cases: Sequence[Case], room: float, memory: Me
     )
 
 
-def parsed(text: str, cases: Sequence[Case]) -> list[Group]:
-    """Groups as given: arms by commas, groups by semicolons, "K = 7:64" for loads up to 64."""
-    return [_members(group, cases) for group in text.split(";") if group.strip()]
+def parsed(text: str, cases: Sequence[Case], known: Collection[str]) -> list[Group]:
+    """Groups as given: arms by commas, groups by semicolons, "K = 7:64" for loads up to 64.
+
+    Raises:
+        ValueError: an arm that is not among those `known`, or that no case is left to.
+    """
+    return [_members(group, cases, known) for group in text.split(";") if group.strip()]
 
 
-def _members(group: str, cases: Sequence[Case]) -> Group:
-    parts = [part.strip().partition(":") for part in group.split(",") if part.strip()]
-    return {
-        name.strip(): [case for case in cases if not limit or case.load <= int(limit)]
-        for name, _, limit in parts
-    }
+def _members(group: str, cases: Sequence[Case], known: Collection[str]) -> Group:
+    found: Group = {}
+    for part in (part.strip() for part in group.split(",")):
+        name, limited, limit = (piece.strip() for piece in part.partition(":"))
+        if name not in known:
+            raise ValueError(f"--groups: no arm is called {name!r}, but {', '.join(known)}")
+        if limited and not limit.isdecimal():
+            raise ValueError(f"--groups: {part!r} should end in the largest load")
+        found[name] = [case for case in cases if not limited or case.load <= int(limit)]
+        if not found[name]:
+            raise ValueError(f"--groups: {part!r} leaves none of the loads")
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,8 +81,44 @@ def test_a_gain_counts_against_the_best_arm_of_all_groups():
 
 def test_an_arm_may_be_left_out_of_large_loads():
     asked = [Case(512, 256), Case(512, 64)]
-    (group,) = groups.parsed("no speculation, K = 7:64", asked)
+    (group,) = groups.parsed("no speculation, K = 7:64", asked, ["no speculation", "K = 7"])
     assert group == {"no speculation": asked, "K = 7": [Case(512, 64)]}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("K=7, adaptive", "no arm is called 'K=7', but K = 7, adaptive"),
+        ("K = 7:8, adaptive", "'K = 7:8' leaves none of the loads"),
+        ("K = 7:x, adaptive", "'K = 7:x' should end in the largest load"),
+    ],
+)
+def test_groups_that_cannot_run_are_refused(given: str, said: str):
+    with pytest.raises(ValueError, match=f"--groups: {said}"):
+        groups.parsed(given, [Case(512, 64)], ["K = 7", "adaptive"])
+
+
+def test_a_kept_arm_rests_in_a_group_that_does_not_name_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    case = Case(8, 1)
+    setting = arms.Setting("hybrid", "dspark", 4, [3], [case], 1, tmp_path)
+    kept = SimpleNamespace(name="adaptive")
+    other = SimpleNamespace(name="K = 3", close=lambda: None)
+    window = {"tokens_per_s": 1.0, "step_ms": 1.0, "counters": {}}
+    monkeypatch.setattr(adaptive, "start", lambda requests, folder: [other])
+    monkeypatch.setattr(adaptive, "measure", lambda arm, case, repeats: [window])
+    monkeypatch.setattr(adaptive.Run, "_write", lambda run: None)
+    run = adaptive.Run(setting, [{"K = 3": [case]}], tmp_path)
+    assert run._group(1, 0, [kept]) == [kept]
+    assert {row.case for row in run.found()} == {f"group 1, {case}, K = 3"}
+
+
+def test_more_gpus_than_there_are_is_said_at_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert adaptive._gpus(0) == 1
+    with pytest.raises(ValueError, match="--gpus: 2 wanted, and torch sees 1"):
+        adaptive._gpus(2)
 
 
 def test_arms_run_on_the_devices_that_the_command_may_use(monkeypatch: pytest.MonkeyPatch):
@@ -106,6 +143,8 @@ def test_lengths_share_a_list_of_loads_or_have_one_each():
         cases.parsed("8,32", "1;2;3")
     with pytest.raises(ValueError, match="whole numbers from 1 on"):
         cases.parsed("8,0", "1")
+    with pytest.raises(ValueError, match="--loads: 'many' is not a list"):
+        cases.parsed("8", "many")
 
 
 def test_a_request_lives_through_the_first_window_and_all_that_count():
@@ -231,3 +270,7 @@ def test_a_request_has_the_state_and_the_rows_of_its_arm(tmp_path):
     assert own["engine"]["additional_config"]["ascend_spec"]["gdn_state"] == "replay"
     with pytest.raises(ValueError, match="--target"):
         arms.Setting("plain", "dspark", 16, [1], asked, 3, tmp_path)
+    with pytest.raises(ValueError, match="--method is 'mtp', not dspark or dflash"):
+        arms.Setting("hybrid", "mtp", 16, [1], asked, 3, tmp_path)
+    with pytest.raises(ValueError, match=r"--fixed: .* at most 7"):
+        arms.Setting("hybrid", "dspark", 16, [1, 8], asked, 3, tmp_path)
