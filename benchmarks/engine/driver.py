@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import os
 import subprocess
@@ -83,6 +85,8 @@ class Arm:
                 text=True,
                 env=environment,
             )
+        # One that hangs does not see that its input was closed, and would keep the device.
+        atexit.register(self._process.kill)
 
     def let_go(self) -> None:
         """Let an arm that takes turns allocate its cache."""
@@ -98,8 +102,9 @@ class Arm:
 
     def close(self) -> None:
         """End the engine."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # of one that is gone already
+            if self._process.stdin is not None:
+                self._process.stdin.close()
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import threading
@@ -236,5 +235,4 @@ def _serve(
     text = log.read_text(errors="replace") if log.is_file() else ""
     landed.put(Asked(name, answer, text, time.monotonic() - began))
     for arm in arms:
-        with contextlib.suppress(OSError):  # of one that is gone already
-            arm.close()
+        arm.close()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -173,6 +177,31 @@ def test_shapes_keep_three_gdn_layers_to_one_of_attention():
     assert layers[3] == layers[31] == "full_attention"
     assert shapes.drafter("dflash", 32)["block_size"] == 8
     assert shapes.drafter("dspark", 32)["block_size"] == 7
+
+
+def test_an_engine_that_hangs_ends_with_the_command(tmp_path: Path):
+    hanging = tmp_path / "hanging"
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.chmod(0o755)
+    command = (
+        "import pathlib; from benchmarks.engine import driver\n"
+        f"driver.sys.executable = {str(hanging)!r}\n"
+        f"print(driver.Arm('one', {{}}, pathlib.Path({str(tmp_path)!r}))._process.pid)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=True, timeout=30
+    )
+    time.sleep(0.2)
+    state = Path(f"/proc/{int(done.stdout)}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"  # nobody may reap it here
+
+
+def test_an_engine_that_is_gone_can_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(driver.sys, "executable", "/bin/false")
+    gone = driver.Arm("gone", {}, tmp_path)
+    gone._process.wait(10)
+    assert gone.ask(do="window") is None
+    gone.close()
 
 
 def test_spread_and_median_of_three_repeats():

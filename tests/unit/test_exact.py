@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -94,16 +95,18 @@ def arm(do: Callable[[], Any]) -> Any:
 
 
 def test_arms_are_asked_at_once_and_fail_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    def slow() -> dict[str, Any]:
-        time.sleep(0.3)
+    together = threading.Barrier(2)
+
+    def answers() -> dict[str, Any]:
+        together.wait(1.0)
         return answer([1])
 
     def lost() -> Any:
         raise BrokenPipeError
 
     behaviour: dict[str, list[Any]] = {
-        "one": [arm(slow)], "two": [arm(slow)], "never started": [], "died": [arm(lambda: None)],
-        "broke": [arm(lost)], "hung": [arm(lambda: time.sleep(5))],
+        "one": [arm(answers)], "two": [arm(answers)], "never started": [],
+        "died": [arm(lambda: None)], "broke": [arm(lost)], "hung": [arm(lambda: time.sleep(5))],
     }  # fmt: skip
     (tmp_path / "died.log").write_text("CUDA error")
     monkeypatch.setattr(exact_arms, "start", lambda wanted, _: behaviour[next(iter(wanted))])
