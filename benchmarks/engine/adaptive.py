@@ -16,7 +16,7 @@ import os
 import queue
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,7 +61,7 @@ def measure(arm: Arm, case: Case, repeats: int) -> list[dict[str, Any]]:
 def compared(
     windows: dict[str, list[dict[str, Any]]], case: Case, upstream: Sequence[str]
 ) -> list[Row]:
-    """Throughput of every arm, and those that are not upstream's over the best of upstream's."""
+    """Throughput of every arm, and the ratios of those that are not upstream's."""
     speeds = {name: [w["tokens_per_s"] for w in windows[name]] for name in windows}
     rows = [
         Row(
@@ -79,22 +79,39 @@ def compared(
     ]
     for name in windows:
         rows += _decisions(f"{case}, {name}", [w["counters"] for w in windows[name]])
-    others = [name for name in windows if name in upstream]
-    best = max(others, key=lambda name: median(speeds[name]), default="")
-    for name in windows if best else ():
-        if name not in others:
-            baseline = median(speeds[best])
-            rows.append(
-                Row(
-                    case=f"{case}, {name}",
-                    metric=f"over upstream's best arm ({best})",
-                    value=round(median(speeds[name]) / baseline, 3),
-                    unit="x",
-                    baseline=round(baseline, 1),
-                    bar=NOTHING_LOST if name == ADAPTIVE else None,
-                )
-            )
-    return rows
+    medians = {name: median(values) for name, values in speeds.items()}
+    return rows + _ratios(medians, case, upstream)
+
+
+def _ratios(speeds: dict[str, float], case: Case, upstream: Sequence[str]) -> list[Row]:
+    """Over the best of no speculation and fixed K, and over upstream's own adaptive arm."""
+    others = [name for name in speeds if name in upstream]
+    fixed = [name for name in others if name != VLLM_ADAPTIVE]
+    rivals = {"best fixed arm": max(fixed, key=speeds.__getitem__)} if fixed else {}
+    if VLLM_ADAPTIVE in others:
+        rivals["adaptive arm"] = VLLM_ADAPTIVE
+    return [
+        Row(
+            case=f"{case}, {name}",
+            metric=f"over upstream's {kind} ({rival})",
+            value=round(speeds[name] / speeds[rival], 3),
+            unit="x",
+            baseline=round(speeds[rival], 1),
+            bar=NOTHING_LOST if name == ADAPTIVE else None,
+        )
+        for name in speeds
+        if name not in others
+        for kind, rival in rivals.items()
+    ]
+
+
+def missing(group: groups.Group, measured: Collection[str], case: Case) -> list[Row]:
+    """A row for each arm that did not start, or ended: a result must not hide that it was asked."""
+    return [
+        Row(case=f"{case}, {name}", metric="measured", value=0, unit="of 1", bar=1)
+        for name, served in group.items()
+        if case in served and name not in measured
+    ]
 
 
 def traced(arm: Arm, case: Case, folder: Path) -> list[Row]:
@@ -194,7 +211,8 @@ class Run:
             }
             running = [arm for arm in running if found.get(arm.name) != []]
             windows = {name: measured for name, measured in found.items() if measured}
-            self._keep(number, compared(windows, case, self.setting.upstream()))
+            rows = compared(windows, case, self.setting.upstream())
+            self._keep(number, rows + missing(group, windows, case))
         for arm in running:
             if arm.name != ADAPTIVE:
                 arm.close()
@@ -289,7 +307,7 @@ def main(
     run = Run(setting, chosen, logs or folder, json_path, traces)
     (logs or folder).mkdir(parents=True, exist_ok=True)
     for row in run.on(used):
-        if row.metric.startswith(("over", "gain")) or row.metric == "throughput":
+        if row.metric.startswith(("over", "gain", "throughput", "measured")):
             print(row.case, row.metric, row.value, row.unit, "" if row.met is None else row.met)
 
 

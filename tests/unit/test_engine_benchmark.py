@@ -69,6 +69,24 @@ def test_adaptive_is_held_against_the_best_upstream_arm_of_the_same_load():
     assert ratios["K = 7 with replay states"].value == 1.2
 
 
+def test_fixed_lengths_are_compared_where_upstreams_adaptive_arm_is_better(tmp_path: Path):
+    setting = arms.Setting("dense", "dspark", 4, [3], [Case(8, 64)], 1, tmp_path)
+    speeds = {"K = 3": 100.0, arms.VLLM_ADAPTIVE: 110.0, "adaptive": 121.0}
+    windows = {
+        name: [{"tokens_per_s": v, "step_ms": 1.0, "counters": {}}] for name, v in speeds.items()
+    }
+    rows = adaptive.compared(windows, Case(8, 64), setting.upstream())
+    assert [row.value for row in rows if row.metric.startswith("over")] == [1.21, 1.1]
+    grouped = [row.model_copy(update={"case": f"group 1, {row.case}"}) for row in rows]
+    assert [row.value for row in adaptive.worth(grouped)] == [1.21]
+
+
+def test_an_arm_that_was_not_measured_misses_a_bar():
+    asked = {"K = 3": [Case(8, 64)], "K = 7": [Case(8, 1)], "adaptive": [Case(8, 64), Case(8, 1)]}
+    (row,) = adaptive.missing(asked, ["K = 3"], Case(8, 64))
+    assert row.case == "64 requests, 8 tokens, adaptive" and row.met is False
+
+
 def test_a_gain_counts_against_the_best_arm_of_all_groups():
     def ratio(group: int, load: int, value: float) -> Row:
         case = f"group {group}, {load} requests, 512 tokens, adaptive"
