@@ -34,6 +34,7 @@ from vllm_ascend_spec.zoo import DRAFT_TOKENS, Zoo
 
 NEAR_TIE = 0.25
 PROMPTS, TOKENS = 256, 128
+STATES = ("native", "replay")
 # Two blocks of states, of which a hit leaves out the last, and so much of the next that many
 # answers cross its end.
 SHARED_TOKENS = 596
@@ -213,7 +214,7 @@ def chosen_methods(given: str) -> list[str]:
     """Names from a comma-separated list.
 
     Raises:
-        UserError: one that is no method, or that does not run.
+        UserError: one that is no method, or that does not run; none at all.
     """
     names = [name.strip() for name in given.split(",") if name.strip()]
     for name in names:
@@ -223,6 +224,8 @@ def chosen_methods(given: str) -> list[str]:
             except ValueError as error:
                 raise UserError(f"--methods: {error}") from None
             raise UserError(f"--methods: {name} does not run. Choose out of {', '.join(METHODS)}.")
+    if not names:
+        raise UserError(f"--methods: none given. Choose out of {', '.join(METHODS)}.")
     return names
 
 
@@ -243,6 +246,8 @@ def main(
     """Compare the arms and print what differs."""
     try:
         names = chosen_methods(methods)
+        if adaptive_state not in STATES:
+            raise UserError(f"--adaptive-state: {adaptive_state!r} is not {' or '.join(STATES)}.")
     except UserError as error:
         typer.echo(error, err=True)
         raise typer.Exit(2) from None

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from benchmarks.engine import exact, exact_arms
 from benchmarks.engine.exact_arms import DRAFT_LENGTHS, MAX_REQUESTS, Asked
@@ -38,11 +40,6 @@ def answer(*tokens: list[int], gap: float = 0.5) -> dict[str, Any]:
 
 def asked(name: str, *tokens: list[int], log: str = "", gap: float = 0.5) -> Asked:
     return Asked(name, answer(*tokens, gap=gap), log)
-
-
-def test_only_the_first_difference_of_an_answer_counts():
-    one = {"tokens": [[1, 2, 3], [4, 5, 6]], "gaps": [[9.0, 0.1, 7.0], [9.0, 9.0, 9.0]]}
-    assert exact.first_differences(one, answer([1, 8, 9], [4, 5, 6])) == [0.1]
 
 
 LOG = """
@@ -170,3 +167,11 @@ def test_short_drafts_pay_by_the_assumed_costs(
 def test_methods_that_do_not_run_are_refused(given: str):
     with pytest.raises(UserError, match=r"--methods: .*(Choose out of|did you mean 'mtp')"):
         exact.chosen_methods(f"mtp,{given}")
+
+
+@pytest.mark.parametrize("option", ["--methods= ,", "--adaptive-state=replai"])
+def test_options_that_compare_nothing_are_refused(option: str):
+    app = typer.Typer()
+    app.command()(exact.main)
+    found = CliRunner().invoke(app, [option])
+    assert found.exit_code == 2 and option.split("=")[0] in found.output
