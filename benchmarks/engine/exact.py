@@ -33,6 +33,7 @@ from vllm_ascend_spec.errors import UserError
 from vllm_ascend_spec.zoo import DRAFT_TOKENS, Zoo
 
 NEAR_TIE = 0.25
+_OURS = ("adaptive", "lengths")  # ends of the names of the plugin's arms
 PROMPTS, TOKENS = 256, 128
 STATES = ("native", "replay")
 # Two blocks of states, of which a hit leaves out the last, and so much of the next that many
@@ -67,8 +68,10 @@ def comparisons(methods: list[str], answered: Collection[str]) -> list[tuple[str
     return [pair for pair in pairs if set(pair) <= set(answered)]
 
 
-def compared(case: str, one: dict[str, Any], other: dict[str, Any]) -> list[Row]:
-    """Rows of one comparison."""
+def compared(
+    case: str, one: dict[str, Any], other: dict[str, Any], judged: bool = True
+) -> list[Row]:
+    """Rows of one comparison. judged: False where both arms are upstream's, for comparison."""
     gaps = first_differences(one, other)
     return [
         Row(
@@ -83,7 +86,7 @@ def compared(case: str, one: dict[str, Any], other: dict[str, Any]) -> list[Row]
             metric="largest top-2 gap where they part",
             value=round(max(gaps, default=0.0), 3),
             unit="logprob",
-            bar=NEAR_TIE,
+            bar=NEAR_TIE if judged else None,
             better="lower",
         ),
     ]
@@ -169,7 +172,8 @@ def result_of(
     answers = {name: asked.answer for name, asked in arms.items() if asked.answer is not None}
     rows = []
     for one, other in comparisons(methods, answers):
-        rows += compared(f"{other} against {one}", answers[one], answers[other])
+        judged = other.endswith(_OURS)
+        rows += compared(f"{other} against {one}", answers[one], answers[other], judged)
     for name, asked in arms.items():
         if asked.answer is None:
             rows.append(Row(case=name, metric="answered", value=0, unit="of 1", bar=1))
@@ -179,7 +183,7 @@ def result_of(
             rows.append(
                 Row(case=name, metric="found in the cache", value=found, unit="tokens", bar=1)
             )
-        if name.endswith(("adaptive", "lengths")):
+        if name.endswith(_OURS):
             rows += figures(arms, name)
     return Result(
         name="engine/adaptive_exact",

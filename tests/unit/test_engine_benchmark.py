@@ -46,7 +46,9 @@ def test_the_first_difference_carries_the_gap_of_the_first_named_arm():
 
 def test_a_difference_that_is_no_near_tie_misses_the_bar():
     one = {"tokens": [[1]], "gaps": [[2.0]]}
-    assert not exact.compared("case", one, {"tokens": [[2]]})[1].met
+    assert exact.compared("case", one, {"tokens": [[2]]})[1].met is False
+    upstreams = exact.compared("case", one, {"tokens": [[2]]}, judged=False)[1]
+    assert (upstreams.value, upstreams.met) == (2.0, None)
 
 
 def test_adaptive_is_held_against_the_best_upstream_arm_of_the_same_load():

@@ -79,11 +79,12 @@ def test_a_failed_arm_is_named_and_the_others_are_compared():
     assert gaps == [1, 0.125]
 
 
-def test_a_real_difference_is_a_missed_bar():
-    arms = {"none": asked("none", [1, 2]), "ngram fixed": asked("ngram fixed", [1, 3])}
+def test_a_real_difference_of_the_plugins_arm_is_a_missed_bar():
+    names = ("ngram fixed", "ngram adaptive")
+    arms = {"none": asked("none", [1, 2]), **{name: asked(name, [1, 3]) for name in names}}
     result = exact.result_of(["ngram"], arms, "device", 1, 2, "replay")
     assert exact.tell(result, arms) == [
-        "ngram fixed against none: largest top-2 gap where they part is 0.5"
+        "ngram adaptive against none: largest top-2 gap where they part is 0.5"
     ]
 
 
