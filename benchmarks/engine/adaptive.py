@@ -27,7 +27,7 @@ import typer
 from benchmarks.engine import acceptance, cases, groups, shapes
 from benchmarks.engine.arms import ADAPTIVE, VLLM_ADAPTIVE, Setting
 from benchmarks.engine.cases import Case
-from benchmarks.engine.driver import Arm, median, spread, start
+from benchmarks.engine.driver import Arm, median, slug, spread, start
 from benchmarks.results import Result, Row, versions
 
 NOTHING_LOST = 0.99
@@ -184,20 +184,19 @@ class Run:
         return rows + worth(rows)
 
     def _serve(self, waiting: queue.SimpleQueue[int], gpu: int) -> None:
-        running: list[Arm] = []
+        kept: list[Arm] = []
         while True:
             try:
                 number = waiting.get_nowait()
             except queue.Empty:
                 break
-            running = self._group(number, gpu, [arm for arm in running if arm.name == ADAPTIVE])
-        for arm in running:
-            if arm.name == ADAPTIVE:
-                self._look_into(arm, gpu)
+            kept = self._group(number, gpu, kept)
+        for arm in kept:
+            self._look_into(arm, gpu)
             arm.close()
 
     def _group(self, number: int, gpu: int, kept: list[Arm]) -> list[Arm]:
-        """Measure a group with the arms that are kept from the one before; those that run now."""
+        """Measure a group; kept: the adaptive arm of the one before, as what is returned."""
         group, folder = self.groups[number - 1], self.logs / f"group_{number}"
         known = {arm.name for arm in kept}
         order = sorted((n for n in group if n not in known), key=lambda name: name == ADAPTIVE)
@@ -222,7 +221,7 @@ class Run:
         caches = Path(tempfile.gettempdir()) / f"vllm_cache_gpu_{gpu}"
         environment = {
             "CUDA_VISIBLE_DEVICES": _device(gpu),
-            "VLLM_CACHE_ROOT": str(caches / name.replace(" ", "_").replace("=", "")),
+            "VLLM_CACHE_ROOT": str(caches / slug(name)),
         }
         return self.setting.request(name, served, environment)
 

@@ -119,7 +119,6 @@ class Engine:
     def end(self) -> None:
         """Drop the requests and give the cache back."""
         self._end(self._names)
-        self._give_back()
 
     def trace(
         self, requests: int, prompt_tokens: int, steps: int, folder: str, name: str
@@ -145,7 +144,6 @@ class Engine:
             pstats.Stats(host, stream=text).sort_stats("tottime").print_stats(60)
         device = _device_profile(engine.step, steps, place, name)
         self._end(names)
-        self._give_back()
         return {"step_ms_under_cprofile": profiled_ms, **device}
 
     def _prefilled(self, requests: int, prompt_tokens: int, seed: int) -> list[str]:
@@ -176,12 +174,6 @@ class Engine:
         scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
         return [request.num_output_tokens for request in scheduler.requests.values()]
 
-    def _give_back(self) -> None:
-        """The cache, and what is known of it: a prefix found later would be of zeros."""
-        if not self.llm.reset_prefix_cache():
-            raise RuntimeError("vLLM did not reset its prefix cache: requests still hold blocks")
-        turns.give_back()
-
     def _running(self) -> int:
         return len(self.llm.llm_engine.engine_core.engine_core.scheduler.running)
 
@@ -190,6 +182,10 @@ class Engine:
         engine.abort_request(names)
         while engine.has_unfinished_requests():
             engine.step()
+        # Of a cache that is given back, a prefix found later would be of zeros.
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError("vLLM did not reset its prefix cache: requests still hold blocks")
+        turns.give_back()
 
     def answers(
         self, prompts: list[list[int]], new_tokens: int, logprobs: int | None = None

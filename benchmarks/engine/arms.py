@@ -13,7 +13,7 @@ from benchmarks.engine.driver import engine_arguments
 
 DRAFT_TOKENS = 7
 METHODS = ("dspark", "dflash")
-CACHED = 1.5  # times the cache of requests without prefix caching
+WITH_PREFIXES = 1.5  # times the cache of requests without prefix caching
 NONE, ADAPTIVE = "no speculation", "adaptive"
 VLLM_ADAPTIVE = "adaptive with vLLM's planner"
 
@@ -126,7 +126,7 @@ class Setting:
             options.state == "replay",
         )
         # A block's state is held until the next block has its own; what is done can be evicted.
-        return int(mib * CACHED) if self.prefix_caching else mib
+        return int(mib * WITH_PREFIXES) if self.prefix_caching else mib
 
     def _speculative(self, options: Options) -> dict[str, Any]:
         drafter = shapes.drafter(self.method, self.layers)

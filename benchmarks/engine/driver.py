@@ -29,7 +29,7 @@ def engine_arguments(
     largest_graph: int = 2048,
     **more: Any,
 ) -> dict[str, Any]:
-    """Arguments of `make_llm`: full decode graphs without Inductor, no prefix caching.
+    """Arguments of `make_llm`: full decode graphs without Inductor; `more` goes before all.
 
     kv_cache_mib: cache size; engines side by side cannot measure what is free. gdn_state: vLLM's
     layout unless asked otherwise, for upstream's arms to be upstream's.
@@ -59,8 +59,18 @@ def engine_arguments(
     } | more
 
 
+def slug(name: str) -> str:
+    """Name of an arm's files and folders."""
+    return name.replace(" ", "_").replace("=", "")
+
+
+def log_of(name: str, folder: Path) -> Path:
+    """Where an arm that was started in `folder` writes its log."""
+    return folder / f"{slug(name)}.log"
+
+
 class Arm:
-    """An engine in a process of its own; its log is `folder/NAME.log`.
+    """An engine in a process of its own; its log is `log_of(name, folder)`.
 
     A request with "turns" stops before it allocates its cache, until it is let go, and gives the
     cache back once the engine is built.
@@ -68,9 +78,8 @@ class Arm:
 
     def __init__(self, name: str, request: dict[str, Any], folder: Path) -> None:
         self.name, self.takes_turns = name, bool(request.get("turns"))
-        slug = name.replace(" ", "_").replace("=", "")
-        self.log = folder / f"{slug}.log"
-        cache = Path(tempfile.gettempdir()) / f"vllm_cache_{slug}"
+        self.log = log_of(name, folder)
+        cache = Path(tempfile.gettempdir()) / f"vllm_cache_{slug(name)}"
         environment = os.environ | {
             "VLLM_CACHE_ROOT": str(cache),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

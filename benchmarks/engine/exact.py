@@ -214,6 +214,29 @@ def tell(result: Result, arms: dict[str, Asked]) -> list[str]:
     return failed + [line for line in missed if ": answered is" not in line]
 
 
+def run(
+    methods: list[str], folder: Path, prompts: int, tokens: int, state: str = "replay",
+    prefix_caching: bool = False, limit_s: float = LIMIT_S,
+) -> tuple[Result, dict[str, Asked]]:  # fmt: skip
+    """Start the arms, ask each for `tokens` tokens of so many prompts, and compare.
+
+    folder: for logs. state: GDN states of adaptive arms. limit_s: after which an arm has failed.
+    """
+    host = exact_arms.Host.here(folder)
+    shared = SHARED_TOKENS if prefix_caching else 0
+    ids = prompt_ids(prompts, shared)
+    arms = exact_arms.ask(
+        exact_arms.requests(methods, host, state, prefix_caching),
+        folder,
+        limit_s,
+        do="answers",
+        prompts=ids,
+        new_tokens=tokens,
+        logprobs=2,
+    )
+    return result_of(methods, arms, host.name, len(ids), tokens, state, shared), arms
+
+
 def chosen_methods(given: str) -> list[str]:
     """Names from a comma-separated list.
 
@@ -256,19 +279,7 @@ def main(
         typer.echo(error, err=True)
         raise typer.Exit(2) from None
     folder = logs or Path(tempfile.mkdtemp())
-    host = exact_arms.Host.here(folder)
-    shared = SHARED_TOKENS if prefix_caching else 0
-    ids = prompt_ids(prompts, shared)
-    arms = exact_arms.ask(
-        exact_arms.requests(names, host, adaptive_state, prefix_caching),
-        folder,
-        limit_s,
-        do="answers",
-        prompts=ids,
-        new_tokens=tokens,
-        logprobs=2,
-    )
-    result = result_of(names, arms, host.name, len(ids), tokens, adaptive_state, shared)
+    result, arms = run(names, folder, prompts, tokens, adaptive_state, prefix_caching, limit_s)
     failed = tell(result, arms)
     if json_path is not None:
         result.write(json_path)

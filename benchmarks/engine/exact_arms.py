@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.driver import GRAPH_SIZES, engine_arguments, start
+from benchmarks.engine.driver import GRAPH_SIZES, engine_arguments, log_of, start
 from vllm_ascend_spec.budget import surface as surfaces
 from vllm_ascend_spec.budget.surface import (
     DrafterPoint,
@@ -231,7 +231,7 @@ def _serve(
             answer = arm.ask(**command)
     except Exception as error:  # whatever it is, the others' rows must not be lost
         print(f"{name}: {error!r}", flush=True)
-    log = folder / f"{name.replace(' ', '_')}.log"
+    log = log_of(name, folder)
     text = log.read_text(errors="replace") if log.is_file() else ""
     landed.put(Asked(name, answer, text, time.monotonic() - began))
     for arm in arms:

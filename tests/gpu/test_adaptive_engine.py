@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.engine import exact, exact_arms
+from benchmarks.engine import exact
 from benchmarks.engine.exact_arms import WITH_LENGTHS, Asked
 from vllm_ascend_spec.zoo import DRAFT_TOKENS
 
@@ -33,7 +33,6 @@ _VARIABLE = "VLLM_ASCEND_SPEC_EXACT"
 METHODS = exact.chosen_methods(os.environ.get(f"{_VARIABLE}_METHODS", ",".join(exact.METHODS)))
 ARMS = [f"{method} adaptive" for method in METHODS]
 SHORT_ARMS = [f"{method} lengths" for method in METHODS if method in WITH_LENGTHS]
-STATE = "replay"
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +40,7 @@ def arms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Asked]:
     size = os.environ.get(f"{_VARIABLE}_SIZE", f"{exact.PROMPTS}x{exact.TOKENS}")
     prompts, tokens = map(int, size.split("x"))
     folder = Path(os.environ.get(f"{_VARIABLE}_LOGS") or tmp_path_factory.mktemp("logs"))
-    host = exact_arms.Host.here(folder)
-    ids = exact.prompt_ids(prompts)
-    found = exact_arms.ask(
-        exact_arms.requests(METHODS, host, STATE),
-        folder,
-        exact.LIMIT_S,
-        do="answers",
-        prompts=ids,
-        new_tokens=tokens,
-        logprobs=2,
-    )
-    result = exact.result_of(METHODS, found, host.name, len(ids), tokens, STATE)
+    result, found = exact.run(METHODS, folder, prompts, tokens)
     exact.tell(result, found)
     if path := os.environ.get(f"{_VARIABLE}_JSON"):
         result.write(Path(path))

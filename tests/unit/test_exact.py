@@ -51,6 +51,22 @@ LOG = """
 """  # noqa: E501
 
 
+def test_the_first_difference_carries_the_gap_of_the_first_named_arm():
+    one = {"tokens": [[1, 2, 3], [4, 5, 6]], "gaps": [[9.0, 0.1, 9.0], [9.0, 9.0, 9.0]]}
+    other = {"tokens": [[1, 7, 8], [4, 5, 6]]}
+    assert exact.first_differences(one, other) == [0.1]
+    rows = exact.compared("case", one, other)
+    assert [row.value for row in rows] == [1, 0.1]
+    assert rows[1].met
+
+
+def test_a_difference_that_is_no_near_tie_misses_the_bar():
+    one = {"tokens": [[1]], "gaps": [[2.0]]}
+    assert exact.compared("case", one, {"tokens": [[2]]})[1].met is False
+    upstreams = exact.compared("case", one, {"tokens": [[2]]}, judged=False)[1]
+    assert (upstreams.value, upstreams.met) == (2.0, None)
+
+
 def test_both_kinds_of_waits_are_counted_by_place():
     assert exact.synchronising_places(LOG) == {"worker/gpu/a.py:12": 2, "x/vllm/b.py:7": 1}
 
