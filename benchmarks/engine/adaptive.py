@@ -72,10 +72,13 @@ def compared(
             spread=round(spread(values), 3),
         )
         for name in windows
-        for metric, unit, values in (
-            ("throughput", "tok/s", speeds[name]),
-            ("step", "ms", [w["step_ms"] for w in windows[name]]),
+        for metric, unit, key in (
+            ("throughput", "tok/s", "tokens_per_s"),
+            ("step", "ms", "step_ms"),
+            ("CPU time of the engine's thread", "ms a step", "thread_ms"),
+            ("CPU time of all its threads", "ms a step", "process_ms"),
         )
+        for values in ([w[key] for w in windows[name]],)
     ]
     for name in windows:
         rows += _decisions(f"{case}, {name}", [w["counters"] for w in windows[name]])
@@ -115,14 +118,14 @@ def missing(group: groups.Group, measured: Collection[str], case: Case) -> list[
 
 
 def traced(arm: Arm, case: Case, folder: Path) -> list[Row]:
-    """Profile the adaptive arm: how long its kernels run, and whether the host waits for them.
+    """Profile an arm: how long its kernels run, and whether the host waits for them.
 
     Empty if the arm ended.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = arm.ask(
         do="trace", requests=case.load, prompt_tokens=case.prompt_tokens, steps=16,
-        folder=str(folder), name=arm.name,
+        folder=str(folder), name=f"{slug(arm.name)}_{case.load}_{case.prompt_tokens}",
     )  # fmt: skip
     if found is None:
         print(f"{case}, {arm.name}: ended under the profiler, see {arm.log}", flush=True)
@@ -133,7 +136,7 @@ def traced(arm: Arm, case: Case, folder: Path) -> list[Row]:
         metric="calls that wait for the stream",
         value=found["host_waits"],
         unit="a step",
-        bar=0,
+        bar=0 if arm.name == ADAPTIVE else None,
         better="lower",
     )
     kernels = Row(case=label, metric="kernels", value=round(found["kernel_ms"], 2), unit="ms")
@@ -212,6 +215,8 @@ class Run:
             windows = {name: measured for name, measured in found.items() if measured}
             rows = compared(windows, case, self.setting.upstream())
             self._keep(number, rows + missing(group, windows, case))
+        if self.traces is not None and number == len(self.groups):
+            self._trace(running, group, self.traces)
         for arm in running:
             if arm.name != ADAPTIVE:
                 arm.close()
@@ -225,14 +230,18 @@ class Run:
         }
         return self.setting.request(name, served, environment)
 
+    def _trace(self, running: Sequence[Arm], group: groups.Group, folder: Path) -> None:
+        """Each arm of the last group, at its smallest case and its largest."""
+        for arm in running:
+            served = sorted(group[arm.name], key=lambda case: (case.load, case.prompt_tokens))
+            for case in dict.fromkeys((served[0], served[-1])):
+                self._keep(len(self.groups), traced(arm, case, folder))
+
     def _look_into(self, arm: Arm, gpu: int) -> None:
-        """Traces where asked for; the surface that the arm planned with, among the logs."""
+        """What the arm learnt of the host; the surface that it planned with, among the logs."""
         print("host, ms by octave of requests:", arm.ask(do="host_ms"), flush=True)
         surface = json.dumps(arm.ask(do="surface"))
         (self.logs / f"surface_{gpu}.json").write_text(surface + "\n", encoding="utf-8")
-        if self.traces is not None:
-            largest = max(self.setting.cases, key=lambda case: case.load)
-            self._keep(len(self.groups), traced(arm, largest, self.traces))
 
     def _keep(self, number: int, rows: list[Row]) -> None:
         with self._lock:
@@ -283,7 +292,7 @@ def main(
     ] = "",
     gpus: Annotated[int, typer.Option(min=0, help="GPUs to use; 0 for all.")] = 0,
     logs: Annotated[Path | None, typer.Option(help="Folder for the engines' logs.")] = None,
-    traces: Annotated[Path | None, typer.Option(help="Folder for traces of the arm.")] = None,
+    traces: Annotated[Path | None, typer.Option(help="Folder; of the last group's arms.")] = None,
 ) -> None:
     """Measure the arms, group after group."""
     folder = Path(tempfile.mkdtemp())

@@ -101,10 +101,11 @@ class Engine:
         for _ in range(skip):
             engine.step()
         before, counted = sum(self._emitted()), self.counters()
-        began = time.perf_counter()
+        began, thread, process = time.perf_counter(), time.thread_time(), time.process_time()
         for _ in range(steps):
             engine.step()
         seconds = time.perf_counter() - began
+        thread, process = time.thread_time() - thread, time.process_time() - process
         if self._running() < len(self._names):
             raise RuntimeError(
                 f"{self._running()} of {len(self._names)} requests ran at the end of a window: the "
@@ -113,6 +114,8 @@ class Engine:
         return {
             "tokens_per_s": (sum(self._emitted()) - before) / seconds,
             "step_ms": 1e3 * seconds / steps,
+            "thread_ms": 1e3 * thread / steps,
+            "process_ms": 1e3 * process / steps,
             "counters": _difference(self.counters(), counted),
         }
 

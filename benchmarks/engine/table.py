@@ -2,18 +2,21 @@
 
     python -m benchmarks.engine.table RESULT.json ...
 
-The adaptive arm has a figure for each group that it ran in; its ratio is over the best of
-upstream's arms of all groups, each compared within its own group.
+The adaptive arm has a figure for each group that it ran in; its ratios are over the best of no
+speculation and fixed K of all groups, each compared within its own group, and over vLLM's own
+adaptive arm where that ran.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from benchmarks.engine.arms import VLLM_ADAPTIVE
 from benchmarks.engine.plot import ADAPTIVE, Point, points
 
 Groups = list[dict[str, Point]]  # of one load and context
@@ -27,14 +30,24 @@ def by_context(files: list[Path]) -> dict[int, dict[int, Groups]]:
     return {context: dict(by_load) for context, by_load in sorted(found.items())}
 
 
-def worst_ratio(groups: Groups) -> float | None:
-    """The adaptive arm over the arm beside it that comes nearest, in any group."""
+def over_fixed(groups: Groups) -> float | None:
+    """The adaptive arm over the fixed arm beside it that comes nearest, in any group."""
+    own = (ADAPTIVE, VLLM_ADAPTIVE)
+    return _least(groups, lambda name: name not in own and not name.endswith("states"))
+
+
+def over_vllms(groups: Groups) -> float | None:
+    """The same over vLLM's own adaptive arm."""
+    return _least(groups, lambda name: name == VLLM_ADAPTIVE)
+
+
+def _least(groups: Groups, is_rival: Callable[[str], bool]) -> float | None:
     ratios = [
         arms[ADAPTIVE][0] / speed
         for arms in groups
         if ADAPTIVE in arms
         for name, (speed, _) in arms.items()
-        if name != ADAPTIVE and not name.endswith("states")  # an arm of the plugin's
+        if is_rival(name)
     ]
     return min(ratios, default=None)
 
@@ -44,11 +57,15 @@ def lines(by_load: dict[int, Groups]) -> list[str]:
     names = list(dict.fromkeys(n for groups in by_load.values() for arms in groups for n in arms))
     names.sort(key=lambda name: name == ADAPTIVE)
     head = ["requests", *("none" if n == "no speculation" else n for n in names)]
-    table = [[*head, "over the best"], ["---"] * (len(head) + 1)]
+    rivals = {"over the best": over_fixed, "over vLLM's": over_vllms}
+    if VLLM_ADAPTIVE not in names:
+        del rivals["over vLLM's"]
+    head += rivals
+    table = [head, ["---"] * len(head)]
     for load, groups in sorted(by_load.items()):
         cells = [" / ".join(_cell(arms[n]) for arms in groups if n in arms) for n in names]
-        ratio = worst_ratio(groups)
-        table.append([str(load), *cells, "" if ratio is None else f"{ratio:.2f}"])
+        ratios = [ratio_of(groups) for ratio_of in rivals.values()]
+        table.append([str(load), *cells, *("" if r is None else f"{r:.3f}" for r in ratios)])
     return ["| " + " | ".join(row) + " |" for row in table]
 
 

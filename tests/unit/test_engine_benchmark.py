@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,11 @@ from benchmarks.engine.cases import Case
 from benchmarks.results import Result, Row
 
 
+def window(tokens_per_s: float) -> dict[str, Any]:
+    times = dict.fromkeys(("step_ms", "thread_ms", "process_ms"), 1.0)
+    return {"tokens_per_s": tokens_per_s, "counters": {}, **times}
+
+
 def test_conditional_chances_multiply_to_the_unconditional_ones():
     for rates in (acceptance.EASY, acceptance.HARD):
         chances = acceptance.conditional(rates)
@@ -42,9 +48,7 @@ def test_adaptive_is_held_against_the_best_upstream_arm_of_the_same_load():
         "adaptive": 98.0,
         "adaptive with vLLM's planner": 99.5,
     }
-    windows = {
-        name: [{"tokens_per_s": v, "step_ms": 1.0, "counters": {}}] for name, v in speeds.items()
-    }
+    windows = {name: [window(v)] for name, v in speeds.items()}
     rows = adaptive.compared(windows, Case(512, 8), ["no speculation", "K = 7"])
     ratios = {row.case.split(", ", 2)[2]: row for row in rows if row.metric.startswith("over")}
     assert ratios["adaptive"].value == 0.98
@@ -57,9 +61,7 @@ def test_adaptive_is_held_against_the_best_upstream_arm_of_the_same_load():
 def test_fixed_lengths_are_compared_where_upstreams_adaptive_arm_is_better(tmp_path: Path):
     setting = arms.Setting("dense", "dspark", 4, [3], [Case(8, 64)], 1, tmp_path)
     speeds = {"K = 3": 100.0, arms.VLLM_ADAPTIVE: 110.0, "adaptive": 121.0}
-    windows = {
-        name: [{"tokens_per_s": v, "step_ms": 1.0, "counters": {}}] for name, v in speeds.items()
-    }
+    windows = {name: [window(v)] for name, v in speeds.items()}
     rows = adaptive.compared(windows, Case(8, 64), setting.upstream())
     assert [row.value for row in rows if row.metric.startswith("over")] == [1.21, 1.1]
     grouped = [row.model_copy(update={"case": f"group 1, {row.case}"}) for row in rows]
@@ -112,13 +114,32 @@ def test_a_kept_arm_rests_in_a_group_that_does_not_name_it(
     setting = arms.Setting("hybrid", "dspark", 4, [3], [case], 1, tmp_path)
     kept = SimpleNamespace(name="adaptive")
     other = SimpleNamespace(name="K = 3", close=lambda: None)
-    window = {"tokens_per_s": 1.0, "step_ms": 1.0, "counters": {}}
     monkeypatch.setattr(adaptive, "start", lambda requests, folder: [other])
-    monkeypatch.setattr(adaptive, "measure", lambda arm, case, repeats: [window])
+    monkeypatch.setattr(adaptive, "measure", lambda arm, case, repeats: [window(1.0)])
     monkeypatch.setattr(adaptive.Run, "_write", lambda run: None)
     run = adaptive.Run(setting, [{"K = 3": [case]}], tmp_path)
     assert run._group(1, 0, [kept]) == [kept]
     assert {row.case for row in run.found()} == {f"group 1, {case}, K = 3"}
+
+
+def test_each_arm_of_the_last_group_is_traced_at_its_smallest_and_its_largest_case(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    monkeypatch.setattr(adaptive.Run, "_write", lambda run: None)
+    asked: list[str] = []
+
+    def answer(**command: Any) -> dict[str, float]:
+        asked.append(command["name"])
+        return {"host_waits": 0.0, "kernel_ms": 1.0}
+
+    served = [Case(8, 64), Case(8, 16), Case(8, 1)]
+    setting = arms.Setting("hybrid", "dspark", 4, [3], served, 1, tmp_path)
+    run = adaptive.Run(setting, [{"K = 3": served, "adaptive": served[:1]}], tmp_path)
+    running = [SimpleNamespace(name=name, ask=answer) for name in run.groups[0]]
+    run._trace(running, run.groups[0], tmp_path / "traces")
+    assert asked == ["K__3_1_8", "K__3_64_8", "adaptive_64_8"]
+    waits = [row for row in run.found() if row.metric.startswith("calls that wait")]
+    assert [row.met for row in waits] == [None, None, True]
 
 
 def test_more_gpus_than_there_are_is_said_at_once(monkeypatch: pytest.MonkeyPatch):
@@ -217,11 +238,18 @@ def test_a_table_holds_the_adaptive_arm_against_the_nearest_of_upstreams_arms():
         {"adaptive": (100.0, 0.0), "no speculation": (50.0, 0.004), "K = 3": (80.0, 0.02)},
         {"adaptive": (90.0, 0.0), "K = 7": (89.0, 0.0), "K = 7 with replay states": (95.0, 0.0)},
     ]
-    assert table.worst_ratio(groups_of_load) == pytest.approx(90 / 89)
-    assert table.worst_ratio([{"K = 3": (1.0, 0.0)}]) is None
+    assert table.over_fixed(groups_of_load) == pytest.approx(90 / 89)
+    assert table.over_fixed([{"K = 3": (1.0, 0.0)}]) is None
     head, _, row = table.lines({64: groups_of_load[:1]})
     assert head == "| requests | none | K = 3 | adaptive | over the best |"
-    assert row == "| 64 | 50 | 80 ±2 % | 100 | 1.25 |"
+    assert row == "| 64 | 50 | 80 ±2 % | 100 | 1.250 |"
+
+
+def test_vllms_adaptive_arm_is_a_rival_of_its_own_in_a_table():
+    beside = {"adaptive": (99.0, 0.0), "K = 7": (90.0, 0.0), arms.VLLM_ADAPTIVE: (110.0, 0.0)}
+    head, _, row = table.lines({1: [beside]})
+    assert head.endswith("| adaptive | over the best | over vLLM's |")
+    assert row.endswith("| 99 | 1.100 | 0.900 |")
 
 
 def test_the_plot_compares_arms_of_one_group_alone(tmp_path):
