@@ -170,8 +170,7 @@ WARP_FN void fold(const Arguments& x, const Work& w, const Pending& pending) {
   for (int tile = 0; tile < kTiles; ++tile) {
     const int dv = w.half * kHalf + 8 * (warp::lane() >> 2) + 2 * tile;
     StateTile<kWide> state;
-    state.template load<true>(head_state<kWide>(x, w) +
-                              dv * (kDim * StateTile<kWide>::kStateBytes));
+    state.load_stream(head_state<kWide>(x, w) + dv * (kDim * StateTile<kWide>::kStateBytes));
     fold_quarters<kWide, kQuarters>(
         x, w, state, 0, dv, decay, [&](int row) { return warp::shuffle(pending.weight, row & 31); });
   }

@@ -62,6 +62,17 @@ struct Heads {
   }
 };
 
+// The first head of the block's m-th unit.
+template <int kHeadsOfUnit>
+WARP_FN int unit_head(int m) {
+  return kHeadsOfUnit * (warp::block() + m * warp::blocks());
+}
+
+WARP_FN void arrive_once(uint64_t* at) {
+  warp::sync();
+  if (warp::lane() == 0) warp::arrive(at);
+}
+
 // A ring's places as a warp takes them, one after another or every kStep-th. A wait names a phase of
 // a barrier by its parity alone, so a place that a warp takes is not filled for others in between.
 template <int kPlaces, int kStep = 1>

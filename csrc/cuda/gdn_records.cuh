@@ -4,6 +4,7 @@
 
 #include "gdn_fold.cuh"
 #include "gdn_heads.cuh"
+#include "gdn_layouts.cuh"
 
 namespace gdn {
 
@@ -26,39 +27,23 @@ struct RowTable {
   }
 };
 
-// A state's rows in groups of eight, 64 bytes further apart than they are long: two lanes that read the
-// same channels, of rows eight apart, use different banks.
-template <bool kWide>
-struct StateRows {
-  static constexpr int kRowBytes = kDim * StateTile<kWide>::kStateBytes;
-  static constexpr int kGroupBytes = 8 * kRowBytes, kGroupStride = kGroupBytes + 64;
-
-  // The lane's first row of a tile, of the head; the next one is its second.
-  WARP_FN static int lane_row(int tile) {
-    const int g = warp::lane() >> 2;
-    return 16 * tile + 8 * (g & 1) + 2 * (g >> 1);
-  }
-
-  WARP_FN static int offset(int row) { return row / 8 * kGroupStride + row % 8 * kRowBytes; }
-};
-
 // What one value head has in a record.
+template <bool kWide>
 struct SolvedHead {
   uint4 solved[32];                // inverse, carry
   uint4 weights[kMostBlocks][32];  // of eight pending rows on K, then on Q
-  uint4 from_state[4];             // of a lane's columns
-  uint2 beta[4];                   // the same
+  TokenFactors<kWide> factors;
   float after[kRing];              // Pending::weight
   uint4 decay;                     // of all pending rows, its first word
 };
 
 // What the warps that multiply need of kHeads value heads of a key head, each lane's part where the
 // lane finds it in one load.
-template <int kHeads>
+template <bool kWide, int kHeads>
 struct Record {
-  uint4 rows[8][32];  // Rows: K, then Q
-  int work[8];        // `put`; no rows: there are no more heads
-  SolvedHead heads[kHeads];
+  KeyRows<kWide> rows;
+  int work[8];  // `put`; no rows: there are no more heads
+  SolvedHead<kWide> heads[kHeads];
 
   WARP_FN void put(const Work& w) {
     const int all[8] = {static_cast<int>(w.begin), static_cast<int>(w.slot), w.num_rows, w.start,
@@ -84,11 +69,21 @@ struct HeadRows {
   RowTable<kRing, StateTile<kWide>::kUpdateBytes> updates;  // of pending rows, in their order
 };
 
+// What a multiplying warp needs of a head, beside K and Q, for all of its tiles. This, TileInputs and
+// `multiply_tile` are there twice, for each side that state rows are on: gdn_state_left.cuh,
+// gdn_state_right.cuh.
+template <bool kWide>
+struct HeadParts;
+
+// What belongs to 16 rows of dv of a head, beside their state: v, and what pending rows add.
+template <bool kWide>
+struct TileInputs;
+
 // How a pipeline is cut. A unit is kHeadsOfUnit value heads of a key head, whose systems one warp
 // solves. A head's state takes kParts stages; a warp that multiplies has kTilesOfWarp tiles of a head
 // in turn, and with more than one only every kGroups-th head.
 template <bool kWide, int kSystemWarpCount, int kStageCount, int kPartsOfHead, int kTilesOfWarpCount,
-          int kRowPlaceCount, int kCopyWarpCount, int kUnitHeads>
+          int kRowPlaceCount, int kUnitHeads>
 struct PipelineShared {
   static constexpr int kSystemWarps = kSystemWarpCount, kStages = kStageCount;
   static constexpr int kRowPlaces = kRowPlaceCount, kHeadsOfUnit = kUnitHeads;
@@ -96,17 +91,18 @@ struct PipelineShared {
   static constexpr int kWarpsOfHead = kTilesOfHead / kTilesOfWarp;
   static constexpr int kParts = kPartsOfHead, kTilesOfPart = kTilesOfHead / kParts;
   static constexpr int kWarpsOfPart = kWarpsOfHead / kParts;
-  static constexpr int kCopyWarps = kCopyWarpCount;
-  static constexpr int kWarps = kTileWarps + kSystemWarps + kCopyWarps;
+  static constexpr int kWarps = kTileWarps + kSystemWarps + 1;
   // A wait names a phase by its parity alone, so that a warp may pass by none of a barrier: every use of
   // a stage is for the same warps, and every warp that multiplies takes part in every record and in
   // every place of rows.
   static_assert(kStages % (kParts * kGroups) == 0, "a stage is always of the same part and group");
-  static constexpr int kStageBytes = 2 * kTilesOfPart * StateRows<kWide>::kGroupStride;
+  static constexpr int kGroupsOfPart = 16 * kTilesOfPart / StateRows<kWide>::kRowsOfGroup;
+  static_assert(kGroupsOfPart > 0, "a part has whole groups");
+  static constexpr int kStageBytes = kGroupsOfPart * StateRows<kWide>::kGroupStride;
 
   uint4 stages[kStages][kStageBytes / 16];
   HeadRows<kWide> rows[kRowPlaces];
-  Record<kUnitHeads> records[kSystemWarps];
+  Record<kWide, kUnitHeads> records[kSystemWarps];
   uint64_t state_full[kStages], state_empty[kStages];
   uint64_t rows_full[kRowPlaces], rows_empty[kRowPlaces];
   uint64_t record_full[kSystemWarps], record_empty[kSystemWarps];

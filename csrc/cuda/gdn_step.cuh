@@ -61,7 +61,7 @@ WARP_FN void step_direct(const Arguments& x, int head) {
   const char* const state_at = head_state<kWide>(x, w);
   StateTile<kWide> ahead[kDepth];
 #pragma unroll
-  for (int tile = 0; tile < kDepth; ++tile) ahead[tile].template load<true>(tile_rows<kWide>(state_at, tile));
+  for (int tile = 0; tile < kDepth; ++tile) ahead[tile].load_stream(tile_rows<kWide>(state_at, tile));
   const HeadInputs<kWide> head_inputs(x, w);
   HalfInputs<kWide> inputs;
   inputs.load(x, w);
@@ -77,7 +77,7 @@ WARP_FN void step_direct(const Arguments& x, int head) {
       work.finish(ahead[tile % kDepth], tile);
       const int next = tile + kDepth;
       if (next < kTiles || half + 1 < kHalves)
-        ahead[tile % kDepth].template load<true>(
+        ahead[tile % kDepth].load_stream(
             tile_rows<kWide>(state_at + (half + next / kTiles) * kHalfBytes, next % kTiles));
     }
     store_results<kWide>(x, w, work.results);

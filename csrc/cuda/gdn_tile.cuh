@@ -1,4 +1,5 @@
-// A tile of a state, 16 rows of dv, as left operand of the matrix unit; bf16 or fp32.
+// A tile of a state, 16 rows of dv, as left operand of the matrix unit (the pipeline has bf16 on the right,
+// gdn_state_right.cuh); bf16 or fp32.
 //
 // Lane 4 g + c holds two rows of a tile: 8 g + 2 i and the next one, for tile i of a half head. So
 // a lane's rows over the four tiles of a half head are 8 consecutive numbers of dv, and v, outputs
@@ -46,20 +47,42 @@ struct StateTile<false> {
                     uint4{x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]});
   }
 
-  // rows_at: the first of the lane's two rows. kStream: device memory; otherwise shared memory.
-  template <bool kStream>
-  WARP_FN void load(const char* rows_at) {
+  WARP_FN void set_chunk(int r, int i, uint4 part) {
+    row[r][4 * i] = part.x, row[r][4 * i + 1] = part.y;
+    row[r][4 * i + 2] = part.z, row[r][4 * i + 3] = part.w;
+  }
+
+  // From device memory; rows_at: the first of the lane's two rows.
+  WARP_FN void load_stream(const char* rows_at) {
     const int c = warp::lane() & 3;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        set_chunk(r, i, warp::load_stream(rows_at + r * (kDim * kStateBytes) + 16 * c + 64 * i));
+  }
+
+  // From shared memory, where rows follow each other without a gap, so that all begin in one bank. Of
+  // the two rows that a quarter of a warp reads together, lanes of the odd one take the chunks of each
+  // 128 bytes in the other order: the quarter reads all banks once.
+  WARP_FN void load_shared(const char* rows_at) {
+    const int c = warp::lane() & 3;
+    const bool crossed = (warp::lane() >> 2) & 1;
+    const int first = crossed ? 64 : 0, second = crossed ? 0 : 64;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const char* at = rows_at + r * (kDim * kStateBytes) + 16 * c;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint4 part = kStream ? warp::load_stream(at + 64 * i) : warp::load16(at + 64 * i);
-        row[r][4 * i] = part.x, row[r][4 * i + 1] = part.y;
-        row[r][4 * i + 2] = part.z, row[r][4 * i + 3] = part.w;
+      for (int i = 0; i < 4; i += 2) {
+        const uint4 a = warp::load16(at + 64 * i + first);
+        const uint4 b = warp::load16(at + 64 * i + second);
+        set_chunk(r, i, select(crossed, b, a)), set_chunk(r, i + 1, select(crossed, a, b));
       }
     }
+  }
+
+  WARP_FN static uint4 select(bool first, const uint4& a, const uint4& b) {
+    return {first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w};
   }
 
   // What `copy_tile` left in a slot, which has arrived.
@@ -67,8 +90,7 @@ struct StateTile<false> {
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
       const uint4 part = warp::load16(slot + piece * kPieceBytes + 16 * warp::lane());
-      uint32_t* to = row[piece / kPiecesOfRow] + 4 * (piece % kPiecesOfRow);
-      to[0] = part.x, to[1] = part.y, to[2] = part.z, to[3] = part.w;
+      set_chunk(piece / kPiecesOfRow, piece % kPiecesOfRow, part);
     }
   }
 
@@ -110,15 +132,23 @@ struct StateTile<true> {
       warp::store8(row_at + 16 * i + 4 * c, uint2{x[2 * i], x[2 * i + 1]});
   }
 
-  template <bool kStream>
-  WARP_FN void load(const char* rows_at) {
+  WARP_FN void load_stream(const char* rows_at) {
+    load(rows_at, [](const char* at) { return warp::load_stream(at); });
+  }
+
+  WARP_FN void load_shared(const char* rows_at) {
+    load(rows_at, [](const char* at) { return warp::load16(at); });
+  }
+
+  template <typename Load16>
+  WARP_FN void load(const char* rows_at, Load16 load16) {
     const int c = warp::lane() & 3;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const char* at = rows_at + r * (kDim * kStateBytes) + 16 * c;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const uint4 part = kStream ? warp::load_stream(at + 64 * i) : warp::load16(at + 64 * i);
+        const uint4 part = load16(at + 64 * i);
         row[r][4 * i] = warp::as_float(part.x), row[r][4 * i + 1] = warp::as_float(part.y);
         row[r][4 * i + 2] = warp::as_float(part.z), row[r][4 * i + 3] = warp::as_float(part.w);
       }

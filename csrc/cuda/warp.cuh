@@ -27,6 +27,9 @@ WARP_FN int64_t shuffle(int64_t x, int from) {
   return __shfl_sync(0xffffffffu, static_cast<long long>(x), from);
 }
 
+// That of the lane whose number differs in its last bit.
+WARP_FN uint32_t shuffle_pair(uint32_t x) { return __shfl_xor_sync(0xffffffffu, x, 1); }
+
 WARP_FN unsigned ballot(bool x) { return __ballot_sync(0xffffffffu, x); }
 
 WARP_FN int count_bits(unsigned x) { return __popc(x); }
@@ -106,6 +109,13 @@ WARP_FN void mma_tf32(float (&c)[4], float a0, float a1, float a2, float a3, flo
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)),
         "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+
+// An 8 x 8 table of 16-bit numbers, row lane / 4 and two columns a lane, transposed.
+WARP_FN uint32_t transpose(uint32_t x) {
+  uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
 }
 
 // Two numbers in one register, the first in the low half.

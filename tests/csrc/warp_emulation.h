@@ -56,6 +56,10 @@ inline int64_t shuffle(int64_t x, int from) {
   return x;
 }
 
+inline uint32_t shuffle_pair(uint32_t x) {
+  return static_cast<uint32_t>(shuffle(static_cast<int>(x), lane() ^ 1));
+}
+
 inline unsigned ballot(bool x) {
   Message m{};
   m.u[0] = x;
@@ -101,6 +105,17 @@ inline float fp16_low(uint32_t x) { return widen_fp16(x & 0xffffu); }
 inline float fp16_high(uint32_t x) { return widen_fp16(x >> 16); }
 inline uint32_t lows(uint32_t x, uint32_t y) { return (x & 0xffffu) | y << 16; }
 inline uint32_t highs(uint32_t x, uint32_t y) { return x >> 16 | (y & 0xffff0000u); }
+inline uint32_t transpose(uint32_t x) {
+  Message m{};
+  m.u[0] = x;
+  const Message* all = exchange(m);
+  const int row = lane() / 4, column = 2 * (lane() % 4);  // of the result
+  const auto number = [&](int from_row) {
+    const uint32_t pair = all[4 * from_row + row / 2].u[0];
+    return row % 2 ? pair >> 16 : pair & 0xffffu;
+  };
+  return number(column) | number(column + 1) << 16;
+}
 inline float tf32_head(float x) { return as_float(as_bits(x) & 0xffffe000u); }
 inline float clamp_half(float x) { return std::fmin(std::fmax(x, -65504.0f), 65504.0f); }
 inline float inverse_root(float x) { return 1.0f / std::sqrt(x); }
@@ -175,7 +190,14 @@ inline T load(const void* at) {
 }
 inline uint4 load_stream(const void* at) { return load<uint4>(at); }
 inline int load_now(const int* at) { return *at; }
-inline uint4 load16(const void* at) { return load<uint4>(at); }
+
+// What each lane has loaded by 16 bytes, in turn, where somebody asks.
+inline std::vector<uintptr_t>* loaded16 = nullptr;
+
+inline uint4 load16(const void* at) {
+  if (loaded16 != nullptr) loaded16[lane()].push_back(reinterpret_cast<uintptr_t>(at));
+  return load<uint4>(at);
+}
 inline uint2 load8(const void* at) { return load<uint2>(at); }
 inline uint32_t load4(const void* at) { return load<uint32_t>(at); }
 inline void store16(void* at, uint4 x) { std::memcpy(at, &x, sizeof x); }

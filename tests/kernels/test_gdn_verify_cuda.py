@@ -268,6 +268,14 @@ def test_pipelines_rely_on_no_warps_speed(
         schedule_of_turns(0)
 
 
+@pytest.mark.skipif(ON_GPU, reason="addresses are those of emulated warps")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_lanes_that_read_a_state_together_use_different_banks(dtype: torch.dtype) -> None:
+    """Whether rows lie apart (fp32) or lanes take them crosswise (bf16)."""
+    lanes_in_a_bank = ctypes.CDLL(str(library().path)).gdn_verify_lanes_in_a_bank
+    assert lanes_in_a_bank(dtype == torch.float32) == 1
+
+
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA graph")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_graph_at_an_upper_bound_replays_other_lengths(
