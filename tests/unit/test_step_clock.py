@@ -16,7 +16,8 @@ class Event:
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
 
-    def record(self) -> None:
+    def record(self, stream: str) -> None:
+        assert stream == "main"
         self.at = Event.now
 
     def query(self) -> bool:
@@ -29,6 +30,7 @@ class Event:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> StepClock:
     monkeypatch.setattr(step_clock.torch.cuda, "Event", Event)
+    monkeypatch.setattr(step_clock.torch.cuda, "current_stream", lambda: "main")
     return StepClock(enabled=True)
 
 
@@ -57,6 +59,21 @@ def test_after_a_step_that_was_not_timed_there_is_no_period(clock: StepClock) ->
     step(clock, 0)
     assert clock.finish() is None
     assert step(clock, 7) == StepTimes(4, 5)
+
+
+def test_the_stream_is_asked_for_once_a_step(
+    clock: StepClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def current_stream() -> str:
+        asked.append(Event.now)
+        return "main"
+
+    monkeypatch.setattr(step_clock.torch.cuda, "current_stream", current_stream)
+    step(clock, 0)
+    step(clock, 7)
+    assert asked == [0, 7]
 
 
 def test_on_a_host_without_timers_nothing_is_timed() -> None:

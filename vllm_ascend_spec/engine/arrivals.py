@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.v1.worker.gpu.async_utils import stream
 
 from vllm_ascend_spec.budget.survival import Ints
 from vllm_ascend_spec.engine.ledger import Bools
@@ -56,9 +57,12 @@ class ArrivalRing:
         self._device = device
         self._lockstep = lockstep
         shape = (DEPTH, max_requests, draft_tokens + 2)
-        self._staged = torch.zeros(shape, dtype=torch.float32, device=device)
         pinned = device.type == "cuda"
-        self._host = torch.zeros(shape, dtype=torch.float32, pin_memory=pinned)
+        host = torch.zeros(shape, dtype=torch.float32, pin_memory=pinned)
+        # Every buffer once as what it is used as: indexing tensors is dear on the host.
+        self._staged = torch.zeros(shape, dtype=torch.float32, device=device).unbind()
+        self._host, self._read = host.unbind(), host.numpy()
+        self._staging = torch.cuda.Event()
         self._events = [torch.cuda.Event() for _ in range(DEPTH)]
         self._free = deque(range(DEPTH))
         self._flying: deque[InFlight] = deque()
@@ -76,15 +80,16 @@ class ArrivalRing:
 
     def send(self, step: InFlight) -> None:
         """Start the copy of the step whose figures were written into the buffer staged last."""
-        step.buffer = self._free.popleft()
+        buffer = step.buffer = self._free.popleft()
         requests = len(step.slots)
+        # The stream is asked for once: each question, also one that torch asks for an event
+        # without a stream, costs the host as much as a launch.
         main = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(main)
-        with torch.cuda.stream(self._stream):
-            self._host[step.buffer, :requests].copy_(
-                self._staged[step.buffer, :requests], non_blocking=True
-            )
-            self._events[step.buffer].record()
+        self._staging.record(main)
+        self._stream.wait_event(self._staging)
+        with stream(self._stream, main):
+            self._host[buffer][:requests].copy_(self._staged[buffer][:requests], non_blocking=True)
+        self._events[buffer].record(self._stream)
         self._flying.append(step)
 
     def landed(self, unread: int = 0) -> list[Landed]:
@@ -95,7 +100,7 @@ class ArrivalRing:
         ready = []
         while len(self._flying) > unread and self._may_read(len(self._flying), self._flying[0]):
             step = self._flying.popleft()
-            figures = self._host[step.buffer, : len(step.slots)].numpy().copy()
+            figures = self._read[step.buffer, : len(step.slots)].copy()
             self._free.append(step.buffer)
             ready.append(Landed(step, figures))
         return ready

@@ -46,12 +46,15 @@ class StepClock:
 
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled
+        self._stream: torch.cuda.Stream | None = None
         self._start: torch.cuda.Event | None = None
         self._target: torch.cuda.Event | None = None
         self._before: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     def start(self) -> None:
         """The step's rows are known, its launches follow."""
+        # Asked for once a step: torch asks for each event that is not given its stream.
+        self._stream = torch.cuda.current_stream() if self._enabled else None
         self._start = self._mark()
         self._target = None
 
@@ -67,6 +70,7 @@ class StepClock:
         start, target = self._start, self._target
         self._start = self._target = None
         end = self._mark()
+        self._stream = None
         before, self._before = self._before, None
         if start is None or target is None or end is None:
             return None
@@ -74,8 +78,8 @@ class StepClock:
         return Ticks(start, target, end, before)
 
     def _mark(self) -> torch.cuda.Event | None:
-        if not self._enabled:
+        if self._stream is None:
             return None
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(self._stream)
         return event

@@ -164,6 +164,7 @@ REQUIRED: dict[str, tuple[UpstreamName, ...]] = {
             f"{_ADAPTIVE}:AdaptiveVerificationManager.set_initial_cost_curves", ("samples",)
         ),
         UpstreamName("vllm.v1.worker.gpu.async_utils:StepTimingSample"),
+        UpstreamName("vllm.v1.worker.gpu.async_utils:stream", ("to_stream", "from_stream")),
         UpstreamName("vllm.v1.worker.gpu.model_runner:GPUModelRunner.initialize_kv_cache"),
         UpstreamName(
             "vllm.v1.worker.gpu.model_runner:GPUModelRunner.add_requests", ("scheduler_output",)
