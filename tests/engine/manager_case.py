@@ -48,6 +48,7 @@ def main() -> None:
 
     found = play(manager(Limits(K, 4, 64, max_draft_rows=8)), torch)
     unprobed = Limits(K, 4, 64, probe_share=0.0, probe_credit_ms=0.0)
+    found["layouts"] = layouts_copied(manager(Limits(K, 4, 64, max_draft_rows=8)), torch)
     found["calibrated"] = lengths_by_calibration(manager(Limits(K, 4, 64, max_draft_rows=8)), torch)
     drawing = SimpleNamespace(
         vllm_config=config(), speculator=SimpleNamespace(draft_logits=torch.zeros(1))
@@ -62,6 +63,32 @@ def main() -> None:
             for drafts in (CONFIDENCES, [[0.02] * K] * 3)
         ]
     print(json.dumps(found))
+
+
+def layouts_copied(manager: Any, torch: Any) -> list[int]:
+    """Row layouts sent to the device up to each of five steps, of which the fourth differs."""
+    from vllm_ascend_spec.engine import adaptive
+
+    copy, copied = adaptive.async_tensor_h2d, []
+
+    def counted(rows: Any, **named: Any) -> Any:
+        copied.append(rows.tolist())
+        return copy(rows, **named)
+
+    adaptive.async_tensor_h2d = counted
+    slots = np.array([2, 0, 3])
+    batch = SimpleNamespace(num_reqs=3, idx_mapping=torch.from_numpy(slots), idx_mapping_np=slots)
+    counts = []
+    for first in (1, 1, 1, 2, 1):
+        manager.get_num_tokens(
+            {name: K + (first if name == "a" else 1) for name in REQUESTS},
+            {name: [-1] * K for name in REQUESTS},
+        )
+        manager.reallocate_drafts(REQUESTS, batch.idx_mapping)
+        assert manager._layout[:6].tolist() == [first, 1, 1, K, K, K]
+        counts.append(len(copied))
+    adaptive.async_tensor_h2d = copy
+    return counts
 
 
 def lengths_by_calibration(manager: Any, torch: Any) -> list[list[int]]:

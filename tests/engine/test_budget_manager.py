@@ -45,6 +45,10 @@ def test_a_draft_with_nan_confidences_is_verified_whole_and_counted(played: dict
     assert played["invalid"] == 4
 
 
+def test_a_row_layout_is_sent_only_where_it_differs_from_the_step_before(played: dict[str, Any]):
+    assert played["layouts"] == [1, 1, 1, 2, 3]
+
+
 def test_rows_are_ranked_by_calibrated_chances(played: dict[str, Any]):
     """Equal confidences, three ways to sample: mild sampling fails more, free sampling less."""
     before, after = played["calibrated"]

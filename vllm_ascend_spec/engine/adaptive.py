@@ -100,6 +100,7 @@ class BudgetManager(AdaptiveVerificationManager):
         self.probe: profiling.Probe | None = None  # the dummy step that is being timed
         self._tables = DeviceTables(states.max_num_reqs, device)
         self._layout = torch.zeros(2 * states.max_num_reqs, dtype=torch.int32, device=device)
+        self._laid_out: list[int] = []
         self._sampled: torch.Tensor | None = None
         self._verified: torch.Tensor | None = None
         self._packed = PackedRows(
@@ -205,7 +206,10 @@ class BudgetManager(AdaptiveVerificationManager):
         requests = len(req_ids)
         budget = planned.budget
         rows = [planned.base[r] for r in req_ids] + [planned.drafts[r] for r in req_ids]
-        layout = async_tensor_h2d(np.array(rows, np.int32), out=self._layout[: 2 * requests])
+        layout = self._layout[: 2 * requests]
+        if rows != self._laid_out:  # while the same requests decode, the device has them already
+            async_tensor_h2d(np.array(rows, np.int32), out=layout)
+            self._laid_out = rows
         batch = Batch(layout[:requests], layout[requests:], score_rows=idx_mapping.to(torch.int32))
         ops.pack_rows(
             self._confidence_probs, budget, batch, self._packed, bonus_tokens=self.num_bonus_tokens
