@@ -127,8 +127,10 @@ class OnlineCalibration:
         middle = self._start.mean(axis=0, keepdims=True)
         common = _fit(seen.sum(axis=0)[None], accepted.sum(axis=0)[None], middle, PRIOR) - middle
         pooled = _fit(seen, accepted, self._start + common, CLOSE_PRIOR)
-        for index in range(SAMPLING_CLASSES):
-            self.fitted[index] = _fit(self._seen[index], self._accepted[index], pooled, CLOSE_PRIOR)
+        lines = (SAMPLING_CLASSES * self.draft_tokens, BINS)
+        around = np.tile(pooled, (SAMPLING_CLASSES, 1))
+        each = _fit(self._seen.reshape(lines), self._accepted.reshape(lines), around, CLOSE_PRIOR)
+        self.fitted[:] = each.reshape(self.fitted.shape)
         self._tabulate()
 
     @property
@@ -142,8 +144,11 @@ class OnlineCalibration:
         return np.asarray(1.0 / self.fitted[..., 0])
 
     def _tabulate(self) -> None:
-        slope, bias = self.fitted[..., 0:1], self.fitted[..., 1:2]
-        self._table[:] = to_grid(sigmoid(slope * _SCORE_LOG_ODDS + bias))
+        # A class at a time: tables of all of them are too large for memory that is used again, and
+        # a fit in the middle of a step would pay for fresh pages.
+        for table, fitted in zip(self._table, self.fitted, strict=True):
+            slope, bias = fitted[:, 0:1], fitted[:, 1:2]
+            table[:] = to_grid(sigmoid(slope * _SCORE_LOG_ODDS + bias))
         self._table[..., 0] = 0
 
 
