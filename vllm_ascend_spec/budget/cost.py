@@ -109,6 +109,7 @@ class DrafterCost:
             )
         self._free = np.zeros(max_requests + 1)
         self._memo: dict[int, tuple[int, Exact]] = {}
+        self._priced: dict[int, tuple[float, int, Exact]] = {}
         self.idle_ns = 0.0
         self._idle: deque[float] = deque(maxlen=WINDOW)
         # Requests share a correction by octave.
@@ -124,9 +125,13 @@ class DrafterCost:
         """Prices in ns [max_requests + 1] at the smallest measured depth that reaches `depth`."""
         if not self._sheets:
             return self._free
-        factors = self.residuals.factors(context)
-        prices: Exact = np.rint(self._measured(depth, context) * factors[self._octave])
-        return prices
+        corrections = self.residuals
+        known = self._priced.get(depth)  # a plan asks several times
+        if known is None or known[:2] != (context, corrections.version):
+            factors = corrections.factors(context)[self._octave]
+            prices: Exact = np.rint(self._measured(depth, context) * factors)
+            known = self._priced[depth] = (context, corrections.version, prices)
+        return known[2]
 
     def observe(self, count: int, whole: bool, depth: int, context: float, real_ns: float) -> None:
         """Record what a round took. count: requests drafted for; whole: all of the batch."""

@@ -34,6 +34,7 @@ class Residuals:
         self._visited = np.zeros((OCTAVES, buckets), dtype=np.int64)
         self._factor = np.ones((OCTAVES, buckets))
         self._step = 0
+        self.version = 0  # changes with every correction
 
     @staticmethod
     def octave(context: float) -> int:
@@ -53,6 +54,7 @@ class Residuals:
         ring[self._visits[cell] % WINDOW] = min(max(ratio, -LIMIT), LIMIT)
         self._visits[cell] += 1
         self._visited[cell] = self._step
+        self.version += 1
         self._median[cell] = float(np.sort(ring)[WINDOW // 2])
         self._factor[cell] = round(UNITY * math.exp(self._median[cell])) / UNITY
 
@@ -62,6 +64,7 @@ class Residuals:
         return factors
 
     def _fade(self) -> None:
+        self.version += 1
         age = self._step - self._visited
         remaining = self._median * np.exp2(-age / self._half_life)
         self._factor[:] = np.rint(UNITY * np.exp(remaining)) / UNITY
@@ -77,4 +80,5 @@ class Residuals:
         """Take over another rank's corrections; ValueError when the shape differs."""
         if factors.shape != self._factor.shape:
             raise ValueError(f"corrections of shape {factors.shape}, here {self._factor.shape}")
+        self.version += 1
         self._factor[:] = factors / UNITY

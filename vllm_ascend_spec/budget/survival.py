@@ -8,6 +8,7 @@ summation orders, because nothing after the rounding to the grid is a floating-p
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -80,12 +81,12 @@ def prefix_products(confidence: Grid, out: Grid | None = None) -> Grid:
     survival = np.empty_like(confidence) if out is None else out
     if confidence.shape[1] == 0:
         return survival
-    running = confidence[:, 0].astype(np.uint32)
-    survival[:, 0] = running
-    for position in range(1, confidence.shape[1]):
-        running *= confidence[:, position]
-        running >>= GRID_BITS
-        survival[:, position] = running
+    # By position, so that each product is one call on whole lines of one type.
+    running = confidence.T.astype(np.uint32, order="C")
+    for before, line in pairwise(running):
+        line *= before
+        line >>= GRID_BITS
+    survival[:] = running.T
     return survival
 
 
