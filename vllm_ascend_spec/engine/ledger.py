@@ -7,8 +7,8 @@ entry remembers whose it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,17 @@ class Arrival:
     drafted: Bools
     length: int | None = None
 
+    def only(self, mask: Bools) -> Arrival:
+        """The requests that `mask`, bool [R], names; itself where those are all."""
+        if mask.all():
+            return self
+        rows: dict[str, Any] = {
+            name: value[mask]
+            for name in self.__dataclass_fields__
+            if isinstance(value := getattr(self, name), np.ndarray)
+        }
+        return replace(self, **rows)
+
 
 class DraftLedger:
     """Feeds a `BudgetController` with arrivals, in the order of their steps."""
@@ -67,37 +78,37 @@ class DraftLedger:
 
     def learn(self, arrival: Arrival) -> int:
         """The verdict on the drafts before, then the new drafts. Returns the tokens emitted."""
-        present = self._tenants[arrival.slots] == arrival.tenants
-        self._grade(arrival, present)
-        self._record(arrival, present)
+        present = arrival.only(self._tenants[arrival.slots] == arrival.tenants)
+        self._grade(present)
+        self._record(present)
         return int(arrival.sampled.sum())
 
-    def _grade(self, arrival: Arrival, present: Bools) -> None:
+    def _grade(self, arrival: Arrival) -> None:
         # A step that never arrived leaves a gap, and what follows it judges other drafts.
-        judged = present & (self._round[arrival.slots] == arrival.judges)
-        judged &= self._round[arrival.slots] > 0
+        held = self._round[arrival.slots]
+        judged = (held == arrival.judges) & (held > 0)
         judged &= (arrival.verified > 0) & (arrival.sampled > 0)
         if not judged.any():
             return
-        slots, verified = arrival.slots[judged], arrival.verified[judged]
+        arrival = arrival.only(judged)
+        slots, verified = arrival.slots, arrival.verified
         classes = self.controller.memory.classes(slots)
         before = Drafts(
             slots, classes, self._scores[slots], self._survival[slots], self._valid[slots]
         )
-        drafted = self._length[slots]
-        accepted = np.minimum(arrival.sampled[judged] - 1, verified)
-        self.controller.observe(before, drafted, verified, accepted)
+        accepted = np.minimum(arrival.sampled - 1, verified)
+        self.controller.observe(before, self._length[slots], verified, accepted)
 
-    def _record(self, arrival: Arrival, present: Bools) -> None:
-        slots = arrival.slots[present]
+    def _record(self, arrival: Arrival) -> None:
+        slots = arrival.slots
         if not slots.size:
             return
         # Inside a prompt a drafter runs for its cache alone, and its drafts are never verified.
-        made = (arrival.sampled[present] > 0) & arrival.drafted[present]
+        made = (arrival.sampled > 0) & arrival.drafted
         length = self.draft_tokens if arrival.length is None else arrival.length
-        drafted = np.where(made, length, 0)
-        new = self.controller.record(slots, arrival.confidence[present], drafted, length)
+        drafted = made * length
+        new = self.controller.record(slots, arrival.confidence, drafted, length)
         self._length[slots] = drafted
-        self._round[slots] = np.where(made, arrival.makes[present], 0)
+        self._round[slots] = made * arrival.makes
         self._scores[slots], self._survival[slots] = new.scores, new.survival
         self._valid[slots] = True if new.valid is None else new.valid
