@@ -65,6 +65,10 @@ template <bool kWide, typename Shared>
 WARP_FN void copy_heads(const Arguments& x, Shared& shared) {
   constexpr int kUnit = Shared::kHeadsOfUnit;
   Heads<1> heads(x);
+  if (Shared::kSystemsFirst) {
+    warp::block_sync();
+    warp::wait(&shared.inputs_here, 0);
+  }
   Turn<Shared::kStages> state_turn(0);
   Turn<Shared::kRowPlaces> rows_turn(0);
   for (int m = 0; heads.seek(unit_head<kUnit>(m)); ++m) {

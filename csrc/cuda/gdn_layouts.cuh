@@ -1,5 +1,5 @@
-// How the parts that a multiplying warp reads lie in shared memory, which differs between state types: fp32
-// states are the left operand of the matrix unit (gdn_state_left.cuh), bf16 states the right one
+// How the parts that a multiplying warp reads lie in shared memory, which differs between state types:
+// fp32 states are the left operand of the matrix unit (gdn_state_left.cuh), bf16 states the right one
 // (gdn_state_right.cuh).
 #pragma once
 
@@ -95,8 +95,8 @@ struct KeyRows<false> {
   }
 };
 
-// What a token's products are multiplied by: on K and on Q the decay and norm of what the state gives, and
-// beta.
+// What a token's products are multiplied by: on K and on Q the decay and norm of what the state gives,
+// and beta.
 template <bool kWide>
 struct TokenFactors;
 

@@ -16,8 +16,9 @@ namespace gdn {
 template <bool kWide, typename Shared>
 WARP_FN void run_pipeline(const Arguments& x, Shared& shared) {
   if (warp::thread() == 0) shared.make_barriers();
-  warp::block_sync();
   const int role = warp::thread() / 32, system = role - kTileWarps;
+  // Warps that ask for requests first come here behind that.
+  if (!Shared::kSystemsFirst || system < 0) warp::block_sync();
   if (system < 0)
     TileWarp<kWide, Shared>(x, shared, role).run();
   else if (system < Shared::kSystemWarps)

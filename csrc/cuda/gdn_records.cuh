@@ -99,6 +99,10 @@ struct PipelineShared {
   static constexpr int kGroupsOfPart = 16 * kTilesOfPart / StateRows<kWide>::kRowsOfGroup;
   static_assert(kGroupsOfPart > 0, "a part has whole groups");
   static constexpr int kStageBytes = kGroupsOfPart * StateRows<kWide>::kGroupStride;
+  // At a block's start all warps wait for the first record. So requests are asked for while barriers are
+  // made, and states once the first unit's inputs are here: behind the states of all blocks they would
+  // come late. Timed for bf16 alone.
+  static constexpr bool kSystemsFirst = !kWide;
 
   uint4 stages[kStages][kStageBytes / 16];
   HeadRows<kWide> rows[kRowPlaces];
@@ -106,6 +110,7 @@ struct PipelineShared {
   uint64_t state_full[kStages], state_empty[kStages];
   uint64_t rows_full[kRowPlaces], rows_empty[kRowPlaces];
   uint64_t record_full[kSystemWarps], record_empty[kSystemWarps];
+  uint64_t inputs_here;  // of the block's first unit; one phase
 
   WARP_FN void make_barriers() {
     for (int i = 0; i < kStages; ++i) {
@@ -120,6 +125,7 @@ struct PipelineShared {
       warp::make_barrier(record_full + i, 1);
       warp::make_barrier(record_empty + i, kTileWarps);
     }
+    if (kSystemsFirst) warp::make_barrier(&inputs_here, 1);
     warp::barriers_made();
   }
 };

@@ -14,7 +14,9 @@ struct SolvedUnit {
   System systems[kHeads];
   float with_keys[4] = {};  // K and Q times the keys of the first eight pending rows
 
-  WARP_FN SolvedUnit(const Arguments& x, const Work (&w)[kHeads]) {
+  // inputs_here(bits): called once what the systems are made of has been loaded, which the bits need.
+  template <typename InputsHere>
+  WARP_FN SolvedUnit(const Arguments& x, const Work (&w)[kHeads], InputsHere inputs_here) {
     const KeyInputs<kWide> key(x, w[0]);
     uint32_t keys[16];
     load_pending_keys<kWide>(x, w[0], 0, keys);
@@ -26,6 +28,8 @@ struct SolvedUnit {
     for (int h = 0; h < kHeads; ++h) pending[h] = pending_of(log_decay[h], key.key_norm);
     products = products_of(rows, x.scale);
     multiply_rows(rows, keys, with_keys);
+    inputs_here(warp::as_bits(with_keys[0]) ^ warp::as_bits(gates[0].beta) ^
+                warp::as_bits(gates[kHeads - 1].beta));
     solve(products, gates, w[0].num_rows, systems);
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) append<kWide>(x, w[h], rows, products, gates[h]);
@@ -70,19 +74,31 @@ struct SolvedUnit {
   }
 };
 
+// Nothing that an arrival does needs a load that was asked for before it, so it would not wait for one:
+// its address is made to need what was loaded, by a mask of which no compiler knows that it is 0.
+WARP_FN void arrive_having(uint32_t loaded, uint64_t* at, const Arguments& x) {
+  const uint32_t zero = static_cast<uint32_t>(x.requests) >> 31;  // their number is not negative
+  arrive_once(at + (loaded & zero));
+}
+
 // Every kSystemWarps-th unit, from `first` on, and a record that says that there are no more.
 template <bool kWide, typename Shared>
 WARP_FN void solve_systems(const Arguments& x, Shared& shared, int first) {
   constexpr int kHeads = Shared::kHeadsOfUnit;
   Heads<2> heads(x);  // as many as a unit's way to the next one passes
+  if (Shared::kSystemsFirst) warp::block_sync();
   Turn<Shared::kSystemWarps, Shared::kSystemWarps> turn(first);
   Record<kWide, kHeads>& record = shared.records[first];
-  for (int m = first; heads.seek(unit_head<kHeads>(m)); m += Shared::kSystemWarps, turn.next()) {
+  int m = first;
+  for (; heads.seek(unit_head<kHeads>(m)); m += Shared::kSystemWarps, turn.next()) {
     const Work one = heads.at(unit_head<kHeads>(m));
     Work w[kHeads];
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) w[h] = one, w[h].head += h;
-    const SolvedUnit<kWide, kHeads> unit(x, w);
+    const bool first_of_block = Shared::kSystemsFirst && m == 0;
+    const SolvedUnit<kWide, kHeads> unit(x, w, [&](uint32_t bits) {
+      if (first_of_block) arrive_having(bits, &shared.inputs_here, x);
+    });
     turn.wait_empty(shared.record_empty);
     record.put(one);
     unit.write(record);
@@ -96,6 +112,8 @@ WARP_FN void solve_systems(const Arguments& x, Shared& shared, int first) {
     }
     arrive_once(shared.record_full + turn.place);
   }
+  const bool no_units = m == 0;
+  if (Shared::kSystemsFirst && no_units) arrive_once(&shared.inputs_here);
   turn.wait_empty(shared.record_empty);
   record.put(Work());
   arrive_once(shared.record_full + turn.place);

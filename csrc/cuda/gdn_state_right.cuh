@@ -66,8 +66,8 @@ WARP_FN void apply_system(const HeadParts<false>& head, const TileInputs<false>&
   warp::mma_bf16(result, s.x, s.z, s.x, s.z, by_token, rest_by_token);
 }
 
-// result[dv's last bit]: updates at 2 c and 8 + 2 c, then outputs. Two lanes exchange a pair each, so that a
-// store has 8 bytes, and a token's 32 are one sector.
+// result[dv's last bit]: updates at 2 c and 8 + 2 c, then outputs. Two lanes exchange a pair each, so
+// that a store has 8 bytes, and a token's 32 are one sector.
 WARP_FN void store_tile(const Arguments& x, const Work& w, int tile, const float (&result)[2][4]) {
   const int lane = warp::lane(), g = lane >> 2, c = lane & 3;
   uint32_t out[2], update[2];

@@ -1,5 +1,5 @@
-// A tile of a state, 16 rows of dv, as left operand of the matrix unit (the pipeline has bf16 on the right,
-// gdn_state_right.cuh); bf16 or fp32.
+// A tile of a state, 16 rows of dv, as left operand of the matrix unit (the pipeline has bf16 on the
+// right, gdn_state_right.cuh); bf16 or fp32.
 //
 // Lane 4 g + c holds two rows of a tile: 8 g + 2 i and the next one, for tile i of a half head. So
 // a lane's rows over the four tiles of a half head are 8 consecutive numbers of dv, and v, outputs

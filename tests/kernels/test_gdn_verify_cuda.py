@@ -10,6 +10,7 @@ from typing import Any
 import gdn_schedule as schedule
 import pytest
 import torch
+from gdn_upper_bound import UpperBound, compare
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -125,60 +126,6 @@ def test_ring_sizes(dtype: torch.dtype, ring: int, device: torch.device) -> None
         assert errors.flushes > 0
 
 
-class UpperBound:
-    """Tensors of a captured step: entries behind the batch have no rows and the null slot."""
-
-    def __init__(
-        self, dtype: torch.dtype, entries: int, device: torch.device, slots: int = 5
-    ) -> None:
-        random = torch.Generator().manual_seed(7)
-        normal = lambda *size: torch.randn(*size, generator=random)  # noqa: E731
-        layout = ReplayLayout(2, 4, DIM, DIM, 24, dtype)
-        self.cache = layout.allocate(slots, device)
-        for tensor in self.cache.tensors():
-            tensor.copy_(normal(*tensor.shape) * 0.3)
-        self.cache.log_decay.neg_().clamp_(max=0)
-        self.cache.key_norm.copy_(self.cache.keys.float().pow(2).sum(-1).rsqrt())
-        tokens = 8 * 80  # as many, and so the same ones, whatever the entries
-        packed = normal(tokens, (2 + 2 + 4) * DIM).bfloat16().to(device)
-        q, k, v = packed.split([2 * DIM, 2 * DIM, 4 * DIM], 1)
-        gates = normal(tokens, 8).bfloat16().to(device)
-        self.rows = (
-            q.unflatten(1, (2, DIM)), k.unflatten(1, (2, DIM)), v.unflatten(1, (4, DIM)),
-            gates[:, :4], gates[:, 4:], normal(4).to(device), normal(4).to(device),
-        )  # fmt: skip
-        integers = lambda *size: torch.zeros(size, dtype=torch.int32, device=device)  # noqa: E731
-        self.query_start_loc, self.slots = integers(entries + 1), integers(entries)
-        self.step = StepCursor(integers(entries), integers(entries), integers(entries))
-        self.out = torch.empty(tokens, 4, DIM, dtype=torch.bfloat16, device=device)
-
-    def fill(self, lengths: list[int], slots: list[int], pending: int = 5) -> None:
-        """A batch; what lies behind it repeats the last start and has the null slot."""
-        starts = torch.tensor([0, *lengths]).cumsum(0)
-        self.query_start_loc.fill_(int(starts[-1]))
-        self.query_start_loc[: len(starts)] = starts
-        self.slots.zero_()
-        self.slots[: len(slots)] = torch.tensor(slots)
-        self.step.start.fill_(21)
-        self.step.pending.fill_(pending)
-        self.step.flush.copy_(self.slots % 2)
-        self.out.fill_(schedule.POISON)
-
-    def run(self, variant: cuda.Variant) -> None:
-        arguments = (*self.rows, self.query_start_loc, self.slots, self.step, self.cache, self.out)
-        kernel(variant)(*arguments, 8)
-
-    def found(self) -> list[torch.Tensor]:
-        return [x.clone() for x in (*self.cache.tensors(), self.out)]
-
-
-def compare(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    """Tensors of a longer and a shorter run: the rows that both have are equal, others poison."""
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one[: len(other)], other)
-        assert bool((one[len(other) :] == schedule.POISON).all())
-
-
 LENGTHS, SLOTS = [3, 0, 8, 1], [2, 4, 1, 3]
 
 
@@ -192,7 +139,7 @@ def test_entries_behind_the_batch_touch_nothing(dtype: torch.dtype, device: torc
             step.fill(LENGTHS, SLOTS)
             step.query_start_loc = step.query_start_loc[: entries + 1]
             step.slots = step.slots[:entries]
-            step.run(variant)
+            step.run(kernel(variant))
             runs.append(step.found())
         compare(*runs)
         assert bool((runs[0][-1][:12] != schedule.POISON).all()), variant
@@ -218,7 +165,7 @@ def test_requests_without_rows_in_between_change_nothing(
         for batch in ((spread_lengths, spread_slots), (lengths, slots)):
             step = UpperBound(dtype, len(batch[0]), device, slots=10)
             step.fill(*batch)
-            step.run(variant)
+            step.run(kernel(variant))
             runs.append(step.found())
         compare(*runs)
         assert bool((runs[1][-1][: sum(lengths)] != schedule.POISON).all()), variant
@@ -231,14 +178,17 @@ def test_many_heads_give_what_the_first_cut_gives(dtype: torch.dtype, device: to
     for variant in of_dtype(dtype):
         step = UpperBound(dtype, 80, device, slots=81)
         step.fill([8, 0, 3, 1] * 20, list(range(1, 81)))
-        step.run(variant)
+        step.run(kernel(variant))
         found.append(step.found())
         compare(found[-1], found[0])
 
 
 @pytest.fixture
 def schedule_of_turns() -> Iterator[Callable[[int], None]]:
-    """Sets the seed by which emulated warps run ahead and lag behind."""
+    """Sets the seed by which emulated warps run ahead and lag behind; a GPU has its own turns."""
+    if ON_GPU:
+        yield lambda seed: None
+        return
     set_seed = ctypes.CDLL(str(library().path)).gdn_verify_schedule
     yield set_seed
     set_seed(0)
@@ -248,7 +198,7 @@ def found_of(variant: cuda.Variant, requests: int) -> list[torch.Tensor]:
     step = UpperBound(variant.state_dtype, requests, torch.device("cpu"), slots=requests + 1)
     step.fill([8] * requests, list(range(1, requests + 1)), pending=4)
     step.step.flush.zero_()
-    step.run(variant)
+    step.run(kernel(variant))
     return step.found()
 
 
@@ -268,6 +218,36 @@ def test_pipelines_rely_on_no_warps_speed(
         schedule_of_turns(0)
 
 
+@pytest.mark.parametrize("heads", [(1, 2), (1, 1)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_without_a_unit_end(
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    schedule_of_turns: Callable[[int], None],
+    device: torch.device,
+) -> None:
+    """One unit for two blocks, and none for either: nothing of a block waits for one to come."""
+    steps = [schedule.Step((rows,), (max(rows, 1),), (0,)) for rows in (5, 0, 8)]
+    for variant in of_dtype(dtype):
+        for seed in range(4):
+            schedule_of_turns(seed)
+            check(schedule.run(setting(variant, heads, 16, 3), 1, steps, device), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_step_without_rows_touches_nothing(
+    dtype: torch.dtype, schedule_of_turns: Callable[[int], None], device: torch.device
+) -> None:
+    for variant in of_dtype(dtype):
+        for seed in range(4):
+            schedule_of_turns(seed)
+            step = UpperBound(dtype, 40, device)
+            step.fill([], [])
+            before = step.found()
+            step.run(kernel(variant))
+            compare(step.found(), before)
+
+
 @pytest.mark.skipif(ON_GPU, reason="addresses are those of emulated warps")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_lanes_that_read_a_state_together_use_different_banks(dtype: torch.dtype) -> None:
@@ -285,10 +265,10 @@ def test_a_graph_at_an_upper_bound_replays_other_lengths(
     for variant in of_dtype(dtype):
         captured, fresh = (UpperBound(dtype, 40, device) for _ in range(2))
         captured.fill([8] * 4, SLOTS)
-        captured.run(variant)
+        captured.run(kernel(variant))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            captured.run(variant)
+            captured.run(kernel(variant))
         for lengths, pending in ((LENGTHS, 5), ([1] * 4, 13), ([], 0)):
             for one, other in zip(captured.cache.tensors(), fresh.cache.tensors(), strict=True):
                 one.copy_(other)
@@ -296,7 +276,7 @@ def test_a_graph_at_an_upper_bound_replays_other_lengths(
             for step in (captured, expected):
                 step.fill(lengths, SLOTS[: len(lengths)], pending)
             graph.replay()
-            expected.run(variant)
+            expected.run(kernel(variant))
             compare(captured.found(), expected.found())
 
 
