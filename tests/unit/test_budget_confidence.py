@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_ascend_spec.budget import calibration as fits
 from vllm_ascend_spec.budget.accounting import Counters
 from vllm_ascend_spec.budget.calibration import (
     OnlineCalibration,
@@ -130,6 +131,24 @@ def test_sampling_classes_are_calibrated_apart() -> None:
         rounds(3, 1.0, -0.5, calibration, classes=np.full(64, 2), seed=100 + seed)
     assert error(calibration, 1.0, 1.5, sampling=0).max() < 0.1
     assert error(calibration, 1.0, -0.5, sampling=2).max() < 0.1
+
+
+def test_a_fit_is_where_the_likelihood_with_its_prior_is_highest() -> None:
+    random = np.random.default_rng(0)
+    seen = random.integers(0, 80, (6, fits.BINS)).astype(float)
+    accepted = random.binomial(seen.astype(int), 0.2 + 0.6 * np.arange(fits.BINS) / fits.BINS)
+    start = np.tile([1.0, 0.0], (6, 1))
+    found = fits._fit(seen, accepted.astype(float), start, fits.CLOSE_PRIOR)
+
+    def likelihood(slope: np.ndarray, bias: np.ndarray) -> np.ndarray:
+        chance = sigmoid(slope[:, None] * fits._CENTRE + bias[:, None])
+        data = accepted * np.log(chance) + (seen - accepted) * np.log(1 - chance)
+        strange = fits.CLOSE_PRIOR[0] * (slope - 1) ** 2 + fits.CLOSE_PRIOR[1] * bias**2
+        return np.asarray(data.sum(axis=1) - strange / 2)
+
+    best = likelihood(*found.T)
+    for slope, bias in [(0.01, 0.0), (-0.01, 0.0), (0.0, 0.01), (0.0, -0.01), (0.01, -0.01)]:
+        assert (likelihood(found[:, 0] + slope, found[:, 1] + bias) < best).all()
 
 
 def test_a_higher_score_never_means_a_lower_chance() -> None:

@@ -46,6 +46,9 @@ _SCORE_LOG_ODDS = log_odds(np.arange(SCORE_LEVELS) / (SCORE_LEVELS - 1))
 _EDGES = np.linspace(_SCORE_LOG_ODDS[0], _SCORE_LOG_ODDS[-1], BINS + 1)
 _BIN = np.clip(np.searchsorted(_EDGES, _SCORE_LOG_ODDS, side="right") - 1, 0, BINS - 1)
 _CENTRE = 0.5 * (_EDGES[1:] + _EDGES[:-1])
+# What slope and bias are multiplied with, and the products of these two, as a fit needs them.
+_LINE = np.stack([_CENTRE, np.ones(BINS)])
+_CURVATURE = np.stack([_CENTRE * _CENTRE, _CENTRE, np.ones(BINS)], axis=-1)
 
 
 class OnlineCalibration:
@@ -157,22 +160,18 @@ def _fit(seen: Real, accepted: Real, start: Real, prior: tuple[float, float]) ->
 
     Returns [K, 2] (slope, bias). Strictly concave because of the prior, so few damped steps do.
     """
-    parameters = start.copy()
+    parameters, step = start.copy(), np.empty_like(start)
     weight = np.asarray(prior)
     for _ in range(6):
-        chance = sigmoid(parameters[:, 0:1] * _CENTRE + parameters[:, 1:2])
-        miss = accepted - seen * chance
-        pull = weight * (parameters - start)
-        gradient = np.stack([miss @ _CENTRE, miss.sum(axis=1)], axis=-1) - pull
-        spread = seen * chance * (1.0 - chance)
-        a = spread @ (_CENTRE * _CENTRE) + weight[0]
-        b, c = spread @ _CENTRE, spread.sum(axis=1) + weight[1]
-        determinant = a * c - b * b
-        step = np.stack(
-            [c * gradient[:, 0] - b * gradient[:, 1], a * gradient[:, 1] - b * gradient[:, 0]],
-            axis=-1,
-        )
-        parameters += np.clip(step / determinant[:, None], -1.0, 1.0)
+        chance = sigmoid(parameters @ _LINE)
+        expected = seen * chance
+        gradient = (accepted - expected) @ _LINE.T - weight * (parameters - start)
+        a, b, c = ((expected * (1.0 - chance)) @ _CURVATURE).T
+        a, c = a + weight[0], c + weight[1]
+        slope, bias = gradient.T
+        step[:, 0], step[:, 1] = c * slope - b * bias, a * bias - b * slope
+        step /= (a * c - b * b)[:, None]
+        parameters += np.maximum(np.minimum(step, 1.0), -1.0)
         parameters[:, 0] = np.maximum(parameters[:, 0], MIN_SLOPE)
     return parameters
 
