@@ -211,6 +211,26 @@ def test_rounds_teach_what_drafting_and_not_drafting_take() -> None:
     assert drafter.prices(7, 512.0).item(1) == pytest.approx(2e6)  # the idle part is not drafting
 
 
+def test_a_price_that_was_asked_for_before_follows_the_corrections() -> None:
+    points = [{"requests": m, "depth": 7, "context": 512, "ms": float(m)} for m in (1, 8, 16)]
+    asked, unasked = (
+        model([("full", 16, 16, 512, 8.0)], full=[16], drafter_points=points).drafter
+        for _ in range(2)
+    )
+    random = np.random.default_rng(0)
+    for context in random.choice([300.0, 512.0, 700.0], 60):
+        asked.prices(7, context)
+        count, real = int(random.integers(1, 17)), float(random.uniform(1e6, 30e6))
+        for drafter in (asked, unasked):
+            drafter.observe(count, True, 7, context, real)
+    after = [
+        [drafter.prices(7, c).tolist() for c in (300, 512, 700)] for drafter in (asked, unasked)
+    ]
+    assert after[0] == after[1]
+    asked.residuals.restore(np.full_like(asked.residuals.export(), 2_000_000))
+    assert asked.prices(7, 700).item(8) == 16e6
+
+
 def test_a_round_without_drafts_is_not_free() -> None:
     """Its cache upkeep is paid either way, so a drafter that seemed too dear may be worth it."""
     target = [("full", rows, 1, 0, 0.6 * rows) for rows in range(1, 129)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,8 @@ class TargetCost:
 
     def __init__(self, graphs: Sheet | None, eager: Sheet | None, max_rows: int) -> None:
         self._graphs, self._eager, self._max_rows = graphs, eager, max_rows
+        if graphs is not None:  # a step is priced when it is planned, and again when it has landed
+            self._column = lru_cache(maxsize=8)(graphs.column)
         ladder = graphs.rows if graphs is not None else np.zeros(0, dtype=np.int64)
         self.largest = int(ladder[-1]) if ladder.size else 0
         rows = np.arange(max_rows + 1)
@@ -60,7 +63,7 @@ class TargetCost:
         last = rows + index.shape[0] - 1
         column = None
         if self._graphs is not None and rows <= self.largest:
-            column = self._graphs.column(requests, context)
+            column = self._column(requests, context)
             if factors is not None:
                 column = column * factors[: column.shape[0]]
             column = np.rint(column)
