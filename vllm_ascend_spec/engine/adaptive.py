@@ -250,9 +250,9 @@ class BudgetManager(AdaptiveVerificationManager):
         slots = np.asarray(input_batch.idx_mapping_np[:requests], dtype=np.int64)
         drafted = self._drafted(slots, planned)
         length = self.num_speculative_steps if planned is None else planned.length
-        self._in_hand[slots] = np.where(drafted, length, 0)
+        self._in_hand[slots] = drafted * length
         judges = self._rounds[slots]
-        self._rounds[slots] += 1
+        makes = self._rounds[slots] = judges + 1
         figures = None if sampled is None else self.ring.stage()
         # A request that opted out ranks before all others: the rows added for it are its own.
         ops.record_round(
@@ -271,7 +271,7 @@ class BudgetManager(AdaptiveVerificationManager):
                 slots=slots,
                 tenants=self.ledger.tenants(slots),
                 judges=judges,
-                makes=self._rounds[slots],
+                makes=makes,
                 drafted=drafted,
                 length=length,
                 context=(planned, ticks, int(np.count_nonzero(drafted))),
@@ -284,8 +284,8 @@ class BudgetManager(AdaptiveVerificationManager):
         computed = self.req_states.num_computed_tokens_np[slots]
         samples = computed + base >= self.req_states.prefill_len.np[slots]
         sampling = int(np.count_nonzero(samples))
-        context = float(computed.mean())
-        decoding = bool((samples & (base == 1)).all())
+        context = int(computed.sum()) / len(req_ids)
+        decoding = sampling == len(req_ids) and bool((base == 1).all())
         kind = StepKind.FULL if decoding else StepKind.MIXED
         plan = self.controller.plan(
             slots, in_hand, samples, int(base.sum()), sampling, context, kind
@@ -293,7 +293,7 @@ class BudgetManager(AdaptiveVerificationManager):
         # Rejection sampling takes the logits of a trimmed batch in one piece.
         room = self._max_total_logits - len(req_ids) * self.num_bonus_tokens
         opted_out = self._opted_out[slots]
-        whole = int(in_hand[opted_out | self.controller.memory.unknown[slots]].sum())
+        whole = int(in_hand @ (opted_out | self.controller.memory.unknown[slots]))
         draft_next = np.zeros(self.req_states.max_num_reqs, dtype=np.bool_)
         # A request that opted out is drafted for whatever the plan says.
         draft_next[slots] = plan.draft_next | opted_out
@@ -332,14 +332,15 @@ class BudgetManager(AdaptiveVerificationManager):
         depth = self.num_speculative_steps
         for landed in self.ring.landed(unread):
             figures = landed.figures
+            verified, sampled = figures[:, depth:].astype(np.int64).T
             emitted = self.ledger.learn(
                 Arrival(
                     slots=landed.step.slots,
                     tenants=landed.step.tenants,
                     judges=landed.step.judges,
                     makes=landed.step.makes,
-                    sampled=figures[:, depth + 1].astype(np.int64),
-                    verified=figures[:, depth].astype(np.int64),
+                    sampled=sampled,
+                    verified=verified,
                     confidence=figures[:, :depth],
                     drafted=landed.step.drafted,
                     length=landed.step.length,
