@@ -160,7 +160,7 @@ class Planner:
         price = decode
         if batch.kind is not StepKind.FULL or batch.rows != batch.sampling:
             price = self._price(batch, batch.kind, batch.rows, reach.size, values.size)
-        in_hand = self._select(values, slots, batch.drafted)
+        in_hand = self._select(values, slots, batch.drafted, int(batch.drafted.sum()))
         return self._verify(batch, in_hand[: price.size - 1], price, decode, best, everyone)
 
     def _evaluate(
@@ -174,7 +174,7 @@ class Planner:
         depth: int,
     ) -> Drafting:
         """The best rate of drafting `depth` tokens for the members and verifying the best rows."""
-        chosen = self._select(values, slots, member * depth)[: price.size - 1]
+        chosen = self._select(values, slots, member * depth, count * depth)[: price.size - 1]
         drafter_ns = self._drafter_ns(count, depth, batch.context)
         if count < np.count_nonzero(batch.may_draft):
             drafter_ns += self._model.drafter.idle_ns
@@ -220,9 +220,9 @@ class Planner:
             reason=reason,
         )
 
-    def _select(self, values: Ints, slots: npt.NDArray[np.intp], counts: Ints) -> Ints:
-        """The ranked survivals of the first counts[r] draft rows of each request."""
-        if counts.sum() == values.size:
+    def _select(self, values: Ints, slots: npt.NDArray[np.intp], counts: Ints, total: int) -> Ints:
+        """The ranked survivals of each request's first counts[r] draft rows, `total` in all."""
+        if total == values.size:
             return values
         return values.compress(self.ranking.table(counts).take(slots))
 

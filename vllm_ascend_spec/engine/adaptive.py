@@ -188,12 +188,13 @@ class BudgetManager(AdaptiveVerificationManager):
         base = np.fromiter(num_tokens_per_req.values(), np.int64, len(req_ids)) - scheduled
         # Of a round that was skipped or short, what is missing are placeholders.
         in_hand = np.minimum(scheduled, self._in_hand[slots])
-        planned = self._plan(req_ids, slots, in_hand, base)
+        base_rows = int(base.sum())
+        planned = self._plan(req_ids, slots, in_hand, base, base_rows)
         self._planned, self.last_plan = planned, planned.plan
         # Read by upstream's `compact_batch`, which asks for the total alone.
         unread: dict[str, int] = {}
         self._batch_budget = (unread, unread, planned.budget)
-        return int(base.sum()) + planned.budget
+        return base_rows + planned.budget
 
     def reallocate_drafts(self, req_ids: list[str], idx_mapping: torch.Tensor) -> tuple[Any, ...]:
         """Which rows those are, on the device, from the confidences of these very drafts.
@@ -280,16 +281,17 @@ class BudgetManager(AdaptiveVerificationManager):
 
     # -- the planner ------------------------------------------------------------------------
 
-    def _plan(self, req_ids: list[str], slots: Ints, in_hand: Ints, base: Ints) -> Planned:
+    def _plan(
+        self, req_ids: list[str], slots: Ints, in_hand: Ints, base: Ints, base_rows: int
+    ) -> Planned:
         computed = self.req_states.num_computed_tokens_np[slots]
         samples = computed + base >= self.req_states.prefill_len.np[slots]
         sampling = int(np.count_nonzero(samples))
         context = int(computed.sum()) / len(req_ids)
-        decoding = sampling == len(req_ids) and bool((base == 1).all())
+        # No request has less than one row.
+        decoding = sampling == len(req_ids) == base_rows
         kind = StepKind.FULL if decoding else StepKind.MIXED
-        plan = self.controller.plan(
-            slots, in_hand, samples, int(base.sum()), sampling, context, kind
-        )
+        plan = self.controller.plan(slots, in_hand, samples, base_rows, sampling, context, kind)
         # Rejection sampling takes the logits of a trimmed batch in one piece.
         room = self._max_total_logits - len(req_ids) * self.num_bonus_tokens
         opted_out = self._opted_out[slots]
