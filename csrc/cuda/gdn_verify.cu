@@ -83,13 +83,10 @@ int grid_of(const Variant& v, const gdn::Arguments& x) {
 // arrives, warps a block, blocks a multiprocessor, tiles ahead; of a pipeline the warps that solve
 // systems, the stages, the warps that copy (one).
 const Variant kVariants[] = {
-    pipeline<false, 7, 3, 1, 1, 3>("pipeline s7 r3 c1"),
+    pipeline<false, 3, 5, 1, 1, 2>("pipeline s3 r5 c1"),
     direct<false, 4, 2, 2>("direct w4 b2 d2 whole heads"),
     pipeline<true, 3, 8, 4, 2, 3>("pipeline s3 r8 c1 quarters"),
     direct<true, 2, 4, 1>("direct w2 b4 d1 whole heads"),
-    pipeline<false, 6, 3, 1, 1, 3>("pipeline s6 r3 c1"),
-    pipeline<false, 5, 4, 1, 1, 3>("pipeline s5 r4 c1"),
-    pipeline<false, 3, 5, 1, 1, 2>("pipeline s3 r5 c1"),
     streamed<false, 4, 3>("streamed w4 b3"),
     streamed<true, 2, 3>("streamed w2 b3"),
 };
