@@ -5,16 +5,20 @@ from __future__ import annotations
 import pytest
 
 from vllm_ascend_spec.engine import step_clock
-from vllm_ascend_spec.engine.step_clock import StepClock, StepTimes
+from vllm_ascend_spec.engine.step_clock import RING, StepClock, StepTimes, Ticks
+
+DEPTH = 4  # of `arrivals`, which needs an engine
 
 
 class Event:
     """An event whose time is when it was recorded, in ms."""
 
     now = 0.0
+    made = 0
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
+        Event.made += 1
 
     def record(self, stream: str) -> None:
         assert stream == "main"
@@ -34,14 +38,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> StepClock:
     return StepClock(enabled=True)
 
 
-def step(clock: StepClock, start: float, alike: bool = True) -> StepTimes | None:
+def ticks(clock: StepClock, start: float, alike: bool = True) -> Ticks | None:
     Event.now = start
     clock.start()
     Event.now = start + 4
     clock.target_done()
     Event.now = start + 5
-    ticks = clock.finish(alike)
-    return None if ticks is None else ticks.read()
+    return clock.finish(alike)
+
+
+def step(clock: StepClock, start: float, alike: bool = True) -> StepTimes | None:
+    recorded = ticks(clock, start, alike)
+    return None if recorded is None else recorded.read()
 
 
 def test_the_distance_to_the_step_before_is_idle_time_and_period(clock: StepClock) -> None:
@@ -74,6 +82,28 @@ def test_the_stream_is_asked_for_once_a_step(
     step(clock, 0)
     step(clock, 7)
     assert asked == [0, 7]
+
+
+def test_steps_under_way_keep_their_events(clock: StepClock) -> None:
+    """As many as the ring of arrivals holds, each with the one before it, in any round."""
+    for first in (0, 100, 200):
+        late = [ticks(clock, first + 7 * index) for index in range(DEPTH)]
+        times = [StepTimes(4, 5, idle_ms=2, period_ms=7)] * (DEPTH - 1)
+        assert [entry.read() for entry in late if entry is not None][1:] == times
+
+
+def test_events_are_made_once_and_never_read_for_another_step(clock: StepClock) -> None:
+    made = Event.made
+    first = ticks(clock, 0)
+    for index in range(1, RING):
+        assert step(clock, 9 * index) is not None
+    assert first is not None and first.read() == StepTimes(4, 5)
+    second = ticks(clock, 9 * RING)
+    assert first.read() is None, "its events are those of another step now"
+    for index in range(RING - 1):
+        step(clock, 1000 + 9 * index)
+    assert second is not None and second.read() == StepTimes(4, 5), "the one before it has gone"
+    assert Event.made == made
 
 
 def test_on_a_host_without_timers_nothing_is_timed() -> None:

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+# Steps whose events are kept. At most four are on their way to the host (`arrivals.DEPTH`), and
+# each looks back at the one before it.
+RING = 8
+
 
 @dataclass(frozen=True)
 class StepTimes:
@@ -21,23 +25,32 @@ class StepTimes:
     period_ms: float | None = None
 
 
+class Marks:
+    """Three events of a step, recorded again by a later one. step: the number of the last."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.start, self.target, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+
+
 @dataclass(frozen=True)
 class Ticks:
-    """Three events of one step; start and end of the step before."""
+    """A step's marks and its number; the same of the step before it."""
 
-    start: torch.cuda.Event
-    target: torch.cuda.Event
-    end: torch.cuda.Event
-    before: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+    marks: Marks
+    step: int
+    before: tuple[Marks, int] | None = None
 
     def read(self) -> StepTimes | None:
-        """None where the device has not passed all three yet."""
-        if not self.end.query():
+        """None where the device has not passed all three yet, or a later step has taken them."""
+        marks = self.marks
+        if marks.step != self.step or not marks.end.query():
             return None
-        target, total = self.start.elapsed_time(self.target), self.start.elapsed_time(self.end)
-        if self.before is None:
+        target, total = marks.start.elapsed_time(marks.target), marks.start.elapsed_time(marks.end)
+        if self.before is None or self.before[0].step != self.before[1]:
             return StepTimes(target, total)
-        idle, period = (event.elapsed_time(self.start) for event in reversed(self.before))
+        before = self.before[0]
+        idle, period = (event.elapsed_time(marks.start) for event in (before.end, before.start))
         return StepTimes(target, total, idle, period)
 
 
@@ -45,41 +58,44 @@ class StepClock:
     """Records the three events of a step; does nothing where not `enabled`."""
 
     def __init__(self, enabled: bool) -> None:
-        self._enabled = enabled
-        self._stream: torch.cuda.Stream | None = None
-        self._start: torch.cuda.Event | None = None
-        self._target: torch.cuda.Event | None = None
-        self._before: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        # Making an event, and asking for the stream to record it in, cost the host more each than
+        # recording: both are spared.
+        self._ring = [Marks() for _ in range(RING)] if enabled else []
+        self._step = 0
+        self._stream: torch.cuda.Stream | None = None  # of the step that is being timed
+        self._target_is_done = False
+        self._before: tuple[Marks, int] | None = None
 
     def start(self) -> None:
         """The step's rows are known, its launches follow."""
-        # Asked for once a step: torch asks for each event that is not given its stream.
-        self._stream = torch.cuda.current_stream() if self._enabled else None
-        self._start = self._mark()
-        self._target = None
+        if not self._ring:
+            return
+        self._stream = torch.cuda.current_stream()
+        self._step += 1
+        marks = self._marks()
+        marks.step = self._step
+        marks.start.record(self._stream)
+        self._target_is_done = False
 
     def target_done(self) -> None:
         """The target has run and sampled."""
-        self._target = self._mark()
+        if self._stream is not None:
+            self._marks().target.record(self._stream)
+            self._target_is_done = True
 
     def finish(self, alike: bool = True) -> Ticks | None:
         """Drafting is done. None where this step was not timed from its start.
 
         alike: False where the next step's distance from this one says nothing about steps.
         """
-        start, target = self._start, self._target
-        self._start = self._target = None
-        end = self._mark()
-        self._stream = None
+        stream, self._stream = self._stream, None
         before, self._before = self._before, None
-        if start is None or target is None or end is None:
+        if stream is None or not self._target_is_done:
             return None
-        self._before = (start, end) if alike else None
-        return Ticks(start, target, end, before)
+        marks = self._marks()
+        marks.end.record(stream)
+        self._before = (marks, self._step) if alike else None
+        return Ticks(marks, self._step, before)
 
-    def _mark(self) -> torch.cuda.Event | None:
-        if self._stream is None:
-            return None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self._stream)
-        return event
+    def _marks(self) -> Marks:
+        return self._ring[self._step % RING]
