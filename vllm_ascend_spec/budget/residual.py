@@ -55,8 +55,8 @@ class Residuals:
         self._visits[cell] += 1
         self._visited[cell] = self._step
         self.version += 1
-        self._median[cell] = float(np.sort(ring)[WINDOW // 2])
-        self._factor[cell] = round(UNITY * math.exp(self._median[cell])) / UNITY
+        median = self._median[cell] = sorted(ring.tolist())[WINDOW // 2]
+        self._factor[cell] = round(UNITY * math.exp(median)) / UNITY
 
     def factors(self, context: float) -> Exact:
         """Corrections [buckets] at this context: whole parts per million, as a factor."""
