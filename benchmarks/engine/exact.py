@@ -63,6 +63,7 @@ def comparisons(methods: list[str], answered: Collection[str]) -> list[tuple[str
     pairs = [("none", exact_arms.CACHED)]
     for method in methods:
         fixed, adaptive, lengths = (f"{method} {kind}" for kind in ("fixed", "adaptive", "lengths"))
+        pairs += [("none", f"{fixed} {exact_arms.UNCACHED}")]
         pairs += [("none", fixed), ("none", adaptive), (fixed, adaptive)]
         pairs += [("none", lengths), (fixed, lengths)]
     return [pair for pair in pairs if set(pair) <= set(answered)]
@@ -178,7 +179,7 @@ def result_of(
         if asked.answer is None:
             rows.append(Row(case=name, metric="answered", value=0, unit="of 1", bar=1))
             continue
-        if shared and name != "none":
+        if shared and name != "none" and not name.endswith(exact_arms.UNCACHED):
             found = asked.answer["cached_tokens"]
             rows.append(
                 Row(case=name, metric="found in the cache", value=found, unit="tokens", bar=1)

@@ -26,7 +26,7 @@ METHODS = ("mtp", "eagle3", "dflash", "dflash2", "dspark", "ngram", "draft_model
 DRAFT_LENGTHS = (1, 2, 4)
 WITH_LENGTHS = ("mtp", "eagle3")  # a draft token is a pass
 TARGET = "hybrid"
-CACHED = "none cached"
+CACHED, UNCACHED = "none cached", "uncached"
 CACHE_MIB = 600
 MAX_DRAFT_ROWS = 96  # of 224
 MAX_REQUESTS = 32
@@ -137,8 +137,8 @@ def requests(
 ) -> dict[str, dict[str, Any]]:
     """An arm without speculation, and for every method upstream's fixed K and adaptive ones.
 
-    prefix_caching: of all arms but the first, which says what is right; another one without
-    speculation then says how far a cache alone makes answers part.
+    prefix_caching: of all arms but the first, which says what is right. Others then say how far a
+    cache alone makes answers part, and fixed K alone on prompts that long.
     """
 
     def arm(
@@ -166,6 +166,8 @@ def requests(
     for method in methods:
         adaptive: dict[str, Any] = {"gdn_state": adaptive_state, "max_draft_rows": MAX_DRAFT_ROWS}
         arms[f"{method} fixed"] = arm(speculative_config(method))
+        if prefix_caching:
+            arms[f"{method} fixed {UNCACHED}"] = arm(speculative_config(method), cached=False)
         arms[f"{method} adaptive"] = arm(speculative_config(method, adaptive=True), **adaptive)
         if method in WITH_LENGTHS:
             arms[f"{method} lengths"] = arm(
