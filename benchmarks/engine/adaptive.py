@@ -25,9 +25,10 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.engine import acceptance, cases, groups, shapes
-from benchmarks.engine.arms import ADAPTIVE, VLLM_ADAPTIVE, Setting
+from benchmarks.engine.arms import Setting
 from benchmarks.engine.cases import Case
 from benchmarks.engine.driver import Arm, median, slug, spread, start
+from benchmarks.engine.groups import ADAPTIVE, VLLM_ADAPTIVE
 from benchmarks.results import Result, Row, versions
 
 NOTHING_LOST = 0.99

@@ -10,12 +10,11 @@ from typing import Any
 from benchmarks.engine import acceptance, shapes
 from benchmarks.engine.cases import Case
 from benchmarks.engine.driver import engine_arguments
+from benchmarks.engine.groups import ADAPTIVE, NONE, VLLM_ADAPTIVE
 
 DRAFT_TOKENS = 7
 METHODS = ("dspark", "dflash")
 WITH_PREFIXES = 1.5  # times the cache of requests without prefix caching
-NONE, ADAPTIVE = "no speculation", "adaptive"
-VLLM_ADAPTIVE = "adaptive with vLLM's planner"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,10 @@ from collections.abc import Callable, Collection, Sequence
 
 from benchmarks.engine.cases import Case
 
+# Names of arms, here since results are read where no engine is installed, nor torch.
+NONE, ADAPTIVE = "no speculation", "adaptive"
+VLLM_ADAPTIVE = "adaptive with vLLM's planner"
+
 # arm -> what it is measured at
 Group = dict[str, list[Case]]
 # GiB that an arm takes besides its cache, and in all, if it serves these cases

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.engine.groups import ADAPTIVE
 from benchmarks.results import Result
 
-ADAPTIVE = "adaptive"
 # group, load, context, arm
 _CASE = re.compile(r"group (\d+), (\d+) requests, (\d+) tokens, (.+)")
 

@@ -16,8 +16,8 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.engine.arms import VLLM_ADAPTIVE
-from benchmarks.engine.plot import ADAPTIVE, Point, points
+from benchmarks.engine.groups import ADAPTIVE, NONE, VLLM_ADAPTIVE
+from benchmarks.engine.plot import Point, points
 
 Groups = list[dict[str, Point]]  # of one load and context
 
@@ -56,7 +56,7 @@ def lines(by_load: dict[int, Groups]) -> list[str]:
     """One table. Spreads above one per cent are given beside the figure."""
     names = list(dict.fromkeys(n for groups in by_load.values() for arms in groups for n in arms))
     names.sort(key=lambda name: name == ADAPTIVE)
-    head = ["requests", *("none" if n == "no speculation" else n for n in names)]
+    head = ["requests", *("none" if n == NONE else n for n in names)]
     rivals = {"over the best": over_fixed, "over vLLM's": over_vllms}
     if VLLM_ADAPTIVE not in names:
         del rivals["over vLLM's"]

@@ -60,7 +60,7 @@ def test_adaptive_is_held_against_the_best_upstream_arm_of_the_same_load():
 
 def test_fixed_lengths_are_compared_where_upstreams_adaptive_arm_is_better(tmp_path: Path):
     setting = arms.Setting("dense", "dspark", 4, [3], [Case(8, 64)], 1, tmp_path)
-    speeds = {"K = 3": 100.0, arms.VLLM_ADAPTIVE: 110.0, "adaptive": 121.0}
+    speeds = {"K = 3": 100.0, groups.VLLM_ADAPTIVE: 110.0, "adaptive": 121.0}
     windows = {name: [window(v)] for name, v in speeds.items()}
     rows = adaptive.compared(windows, Case(8, 64), setting.upstream())
     assert [row.value for row in rows if row.metric.startswith("over")] == [1.21, 1.1]
@@ -246,7 +246,7 @@ def test_a_table_holds_the_adaptive_arm_against_the_nearest_of_upstreams_arms():
 
 
 def test_vllms_adaptive_arm_is_a_rival_of_its_own_in_a_table():
-    beside = {"adaptive": (99.0, 0.0), "K = 7": (90.0, 0.0), arms.VLLM_ADAPTIVE: (110.0, 0.0)}
+    beside = {"adaptive": (99.0, 0.0), "K = 7": (90.0, 0.0), groups.VLLM_ADAPTIVE: (110.0, 0.0)}
     head, _, row = table.lines({1: [beside]})
     assert head.endswith("| adaptive | over the best | over vLLM's |")
     assert row.endswith("| 99 | 1.100 | 0.900 |")
