@@ -53,8 +53,9 @@ def test(chances: Array, tokens: Array, strata: Array, least: float = 25.0) -> V
     """Counts of each token in each stratum against expectation.
 
     chances: float64 [N, V]; tokens: int [N]; strata: int [N], known before the token was drawn.
-    Tokens expected fewer than `least` times in a stratum share a cell; a stratum of fewer than
-    4 * `least` tokens is left out.
+    Tokens expected fewer than `least` times in a stratum share a cell, with the rarest of the
+    others where they are too few together: one token in a cell in which hardly any is expected is
+    no surprise worth the statistic. A stratum of fewer than 4 * `least` tokens is left out.
     """
     from scipy.stats import chi2
 
@@ -65,9 +66,7 @@ def test(chances: Array, tokens: Array, strata: Array, least: float = 25.0) -> V
         expected = p.sum(axis=0)
         if expected.sum() < 4 * least:
             continue
-        cell = np.cumsum(expected >= least) - 1
-        rare = expected < least
-        cell = np.where(rare, cell.max() + 1, cell)
+        cell = _cells(expected, least)
         merged = p @ np.eye(int(cell.max()) + 1)[cell]
         counts = np.bincount(cell[drawn], minlength=merged.shape[1])
         difference = counts - merged.sum(axis=0)
@@ -83,6 +82,23 @@ def test(chances: Array, tokens: Array, strata: Array, least: float = 25.0) -> V
         degrees += int(real.sum())
     p_value = float(chi2.sf(statistic, degrees)) if degrees else 1.0
     return Verdict(tokens.size, statistic, degrees, p_value)
+
+
+def _cells(expected: Array, least: float) -> Array:
+    """Cell of each token, int [V], by how often it is expected in the stratum, float [V].
+
+    Tokens that cannot come have a cell of their own: one of them there is the fault.
+    """
+    possible = expected > 0
+    rare = possible & (expected < least)
+    common = expected >= least
+    cell = np.cumsum(common) - 1
+    shared = cells = int(common.sum())
+    if cells and expected[rare].sum() < least:
+        shared = int(cell[common][expected[common].argmin()])
+    cell[rare] = shared
+    cell[~possible] = max(cells, shared + 1)
+    return np.asarray(cell)
 
 
 def ranks(chances: Array, tokens: Array) -> tuple[Array, Array]:

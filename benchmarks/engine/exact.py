@@ -167,7 +167,7 @@ def prompt_ids(prompts: int, shared: int = 0) -> list[list[int]]:
 
 def result_of(
     methods: list[str], arms: dict[str, Asked], device: str, prompts: int, tokens: int, state: str,
-    shared: int = 0,
+    shared: int = 0, block_size: int | None = None,
 ) -> Result:  # fmt: skip
     """Every comparison that the answers allow, and a row for each arm that has none."""
     answers = {name: asked.answer for name, asked in arms.items() if asked.answer is not None}
@@ -194,6 +194,7 @@ def result_of(
         rows=rows,
         notes=f"Zoo hybrid (GDN), {prompts} held-out prompts x {tokens} tokens, greedy, "
         + f"prefix caching with {shared} tokens before every prompt, " * (shared > 0)
+        + f"blocks of {block_size} tokens, " * (block_size is not None)
         + "K = "
         f"{DRAFT_TOKENS}, adaptive arms with {state} states and at most {MAX_DRAFT_ROWS} draft "
         f"rows, up to {exact_arms.MAX_REQUESTS} requests at once, FULL_DECODE_ONLY graphs, async "
@@ -217,7 +218,7 @@ def tell(result: Result, arms: dict[str, Asked]) -> list[str]:
 
 def run(
     methods: list[str], folder: Path, prompts: int, tokens: int, state: str = "replay",
-    prefix_caching: bool = False, limit_s: float = LIMIT_S,
+    prefix_caching: bool = False, limit_s: float = LIMIT_S, block_size: int | None = None,
 ) -> tuple[Result, dict[str, Asked]]:  # fmt: skip
     """Start the arms, ask each for `tokens` tokens of so many prompts, and compare.
 
@@ -227,7 +228,7 @@ def run(
     shared = SHARED_TOKENS if prefix_caching else 0
     ids = prompt_ids(prompts, shared)
     arms = exact_arms.ask(
-        exact_arms.requests(methods, host, state, prefix_caching),
+        exact_arms.requests(methods, host, state, prefix_caching, block_size),
         folder,
         limit_s,
         do="answers",
@@ -235,7 +236,8 @@ def run(
         new_tokens=tokens,
         logprobs=2,
     )
-    return result_of(methods, arms, host.name, len(ids), tokens, state, shared), arms
+    made = result_of(methods, arms, host.name, len(ids), tokens, state, shared, block_size)
+    return made, arms
 
 
 def chosen_methods(given: str) -> list[str]:
@@ -264,6 +266,9 @@ def main(
     prefix_caching: Annotated[
         bool, typer.Option(help="All arms but the first; prompts then begin alike.")
     ] = False,
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens of a cache block; at least a page of states.")
+    ] = None,
     prompts: Annotated[int, typer.Option(min=1)] = PROMPTS,
     tokens: Annotated[int, typer.Option(min=1)] = TOKENS,
     logs: Annotated[Path | None, typer.Option(help="Folder for the engines' logs.")] = None,
@@ -280,7 +285,9 @@ def main(
         typer.echo(error, err=True)
         raise typer.Exit(2) from None
     folder = logs or Path(tempfile.mkdtemp())
-    result, arms = run(names, folder, prompts, tokens, adaptive_state, prefix_caching, limit_s)
+    result, arms = run(
+        names, folder, prompts, tokens, adaptive_state, prefix_caching, limit_s, block_size
+    )
     failed = tell(result, arms)
     if json_path is not None:
         result.write(json_path)

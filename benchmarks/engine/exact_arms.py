@@ -133,12 +133,14 @@ def speculative_config(method: str, adaptive: bool = False) -> dict[str, Any]:
 
 
 def requests(
-    methods: list[str], host: Host, adaptive_state: str = "replay", prefix_caching: bool = False
-) -> dict[str, dict[str, Any]]:
+    methods: list[str], host: Host, adaptive_state: str = "replay", prefix_caching: bool = False,
+    block_size: int | None = None,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
     """An arm without speculation, and for every method upstream's fixed K and adaptive ones.
 
     prefix_caching: of all arms but the first, which says what is right. Others then say how far a
-    cache alone makes answers part, and fixed K alone on prompts that long.
+    cache alone makes answers part, and fixed K alone on prompts that long. block_size: tokens of a
+    cache block, where not as many as a page of states asks for.
     """
 
     def arm(
@@ -155,6 +157,7 @@ def requests(
             max_num_seqs=MAX_REQUESTS,
             largest_graph=LARGEST_GRAPH,
             enable_prefix_caching=cached,
+            **({} if block_size is None else {"block_size": block_size}),
         )
         engine["additional_config"]["ascend_spec"].update(options)
         engine = {k: v for k, v in (engine | host.engine).items() if v is not None}

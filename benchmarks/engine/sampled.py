@@ -1,6 +1,6 @@
 """Sampled tokens of every drafting method against the target's distribution, adaptive on.
 
-    python -m benchmarks.engine.sampled [--json PATH] [--methods mtp,dspark] [--tokens 200000]
+    python -m benchmarks.engine.sampled [--json PATH] [--methods mtp,dspark] [--at-once 4]
 
 Random models with 32 tokens (`tests/engine/random_zoo.py`), short requests of two kinds side by
 side: temperature 0.7 and 1.0, both top-p 0.9. Two chi-square tests for each kind
@@ -18,6 +18,8 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +27,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks.engine import chi_square
+from benchmarks.engine import chi_square, driver
 from benchmarks.results import Result, Row, versions
 from vllm_ascend_spec.zoo import Zoo
 
@@ -34,12 +36,15 @@ METHODS = ("mtp", "eagle3", "dflash", "dspark", "dflash2", "ngram", "draft_model
 DRAFT_TOKENS = 4
 VOCABULARY, RESERVED = 32, 4
 NEW_TOKENS = 48
+CACHE_MIB = 1024
 TEMPERATURES, TOP_P = (0.7, 1.0), 0.9
 LIKELY = 1e-4  # below this the output is told from the target's
 # Rows are free: what trims is the limit on draft rows, so that every method keeps drafting.
 FREE = {"verify_cost_ms": [[1, 1.0], [8192, 1.001]], "draft_cost_ms": [[1, 0.0001], [512, 0.0002]]}
 # Every row has its price: how many are verified depends on what the confidences say.
 PRICED = FREE | {"verify_cost_ms": [[n, 1.0 + 0.02 * n] for n in range(1, 65)]}
+
+_LOADING = threading.Lock()  # transformers imports and builds under settings of the process
 
 
 @dataclass(frozen=True)
@@ -86,27 +91,41 @@ def request_of(arm: Arm, zoo: Zoo, target: str, tokens: int, out: Path) -> dict[
         {"temperature": TEMPERATURES[i % 2], "top_p": TOP_P, "max_tokens": NEW_TOKENS}
         for i in range(count)
     ]
-    options: dict[str, Any] = {"cpu": PRICED if arm.priced else FREE}
-    if arm.adaptive and not arm.priced:
-        options["max_draft_rows"] = max(int(arm.requests * arm.draft_rows), 2)
-    engine = {
-        "speculative_config": config,
-        "max_model_len": 128,
-        "max_num_seqs": arm.requests,
-        "max_num_batched_tokens": max(arm.requests * (DRAFT_TOKENS + 2), 64),
-        "enable_prefix_caching": False,
-        "kv_cache_memory_bytes": 1 << 30,
-        "seed": 0,
-        "additional_config": {"ascend_spec": options},
-    }
     return {
         "model": str(zoo.target(target)),
-        "engine": engine,
+        "engine": engine_of(arm, config),
         "prompts": prompts,
         "sampling": sampling,
         "out": str(out),
         "fault": arm.fault,
     }
+
+
+def engine_of(arm: Arm, config: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `LLM`: for a GPU with FULL graphs, if there is one, else for the CPU engine."""
+    limited = arm.adaptive and not arm.priced
+    most = max(int(arm.requests * arm.draft_rows), 2) if limited else None
+    sizes: dict[str, Any] = {
+        "kv_cache_mib": CACHE_MIB, "max_model_len": 128, "max_num_seqs": arm.requests,
+        "largest_graph": arm.requests * (DRAFT_TOKENS + 1),
+        "gdn_state": "replay" if arm.adaptive else "native",
+        "max_draft_rows": most,
+    }  # fmt: skip
+    arguments = driver.engine_arguments(config, **sizes)
+    if on_gpu():
+        return arguments
+    options = arguments["additional_config"]["ascend_spec"]
+    options["cpu"] = PRICED if arm.priced else FREE
+    batched = max(arm.requests * (DRAFT_TOKENS + 2), 64)
+    cpu = {"compilation_config": None, "max_num_batched_tokens": batched}
+    return {name: value for name, value in (arguments | cpu).items() if value is not None}
+
+
+def on_gpu() -> bool:
+    """Whether torch has a CUDA device here."""
+    import torch
+
+    return bool(torch.cuda.is_available())
 
 
 def run(
@@ -140,9 +159,13 @@ def streams_agree(found: dict[str, Any]) -> bool:
 def reference_logits(model: str, prompts: list[list[int]], answers: Any) -> list[np.ndarray]:
     """float32 [answer, V] of transformers for every answer, in float32."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    device = "cuda" if on_gpu() else "cpu"
+    with _LOADING:
+        from transformers import AutoModelForCausalLM
+
+        target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    target = target.eval().to(device)
     by_length: dict[int, list[int]] = {}
     for index, prompt in enumerate(prompts):
         by_length.setdefault(len(prompt), []).append(index)
@@ -150,9 +173,9 @@ def reference_logits(model: str, prompts: list[list[int]], answers: Any) -> list
     for length, members in by_length.items():
         for start in range(0, len(members), 128):
             chosen = members[start : start + 128]
-            ids = torch.tensor([[*prompts[i], *answers[i]] for i in chosen])
+            ids = torch.tensor([[*prompts[i], *answers[i]] for i in chosen], device=device)
             with torch.no_grad():
-                logits = target(input_ids=ids, use_cache=False).logits.float().numpy()
+                logits = target(input_ids=ids, use_cache=False).logits.float().cpu().numpy()
             for place, index in enumerate(chosen):
                 rows[index] = logits[place, length - 1 : -1]
     return rows
@@ -234,21 +257,39 @@ def main(
     tokens: Annotated[int, typer.Option(min=1000, help="At each temperature.")] = 200_000,
     target: Annotated[str, typer.Option(help="hybrid or dense.")] = "hybrid",
     sampled_drafts: Annotated[bool, typer.Option(help="Also draw draft tokens.")] = True,
+    at_once: Annotated[int, typer.Option(min=1, help="Engines side by side.")] = 1,
 ) -> None:
-    """Run every arm and print what was found."""
+    """Run every arm and print what was found; exit status 1 where one failed or a bar is missed."""
     from vllm_ascend_spec.engine import packages
 
     packages.hide_mismatched()
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder:
-        zoo = toy_zoo(Path(folder) / "zoo")
-        for arm in arms([m.strip() for m in methods.split(",")], sampled_drafts):
-            request = request_of(arm, zoo, target, tokens, Path(folder) / "run.npz")
-            rows += report(arm, request, run(request))
-            for row in rows[-13:]:
+    rows: dict[str, list[Row]] = {}
+    wanted = arms([m.strip() for m in methods.split(",")], sampled_drafts)
+    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(at_once) as pool:
+        zoo, folder = toy_zoo(Path(place) / "zoo"), Path(place)
+        running = {pool.submit(_measured, arm, zoo, target, tokens, folder): arm for arm in wanted}
+        for done in as_completed(running):
+            arm = running[done]
+            try:
+                rows[arm.name] = done.result()
+            except Exception as error:  # the other arms' rows must not be lost
+                print(f"{arm.name}: {error}", flush=True)
+                rows[arm.name] = [Row(case=arm.name, metric="ran", value=0, unit="of 1", bar=1)]
+            for row in rows[arm.name]:
                 print(json.dumps(row.model_dump(exclude_none=True)), flush=True)
             if json_path is not None:
-                _result(rows, target).write(json_path)
+                in_order = [row for arm in wanted for row in rows.get(arm.name, ())]
+                _result(in_order, target).write(json_path)
+    missed = [row for found in rows.values() for row in found if row.met is False]
+    if missed:
+        print("FAILED: " + "; ".join(f"{row.case}: {row.metric} is {row.value}" for row in missed))
+        raise typer.Exit(1)
+
+
+def _measured(arm: Arm, zoo: Zoo, target: str, tokens: int, folder: Path) -> list[Row]:
+    name = driver.slug(arm.name)
+    request = request_of(arm, zoo, target, tokens, folder / f"{name}.npz")
+    return report(arm, request, run(request, environment={"VLLM_CACHE_ROOT": str(folder / name)}))
 
 
 def arms(methods: list[str], sampled_drafts: bool) -> list[Arm]:
@@ -278,7 +319,7 @@ def _result(rows: list[Row], target: str) -> Result:
 def _device() -> str:
     import torch
 
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU engine, one core"
+    return torch.cuda.get_device_name() if on_gpu() else "CPU engine"
 
 
 if __name__ == "__main__":

@@ -57,6 +57,15 @@ def test_a_token_that_cannot_come_is_seen_once():
     assert chi_square.test(chances, tokens, np.zeros(N)).p_value == 0.0
 
 
+def test_one_rare_token_is_luck_in_a_small_stratum():
+    chances = np.tile([0.5, 0.4999, 0.0001, 0.0], (400, 1))
+    tokens = np.arange(400) % 2
+    tokens[7] = 2  # 0.04 of these are expected
+    assert chi_square.test(chances, tokens, np.zeros(400)).p_value > 0.5
+    tokens[7] = 3
+    assert chi_square.test(chances, tokens, np.zeros(400)).p_value == 0.0
+
+
 def test_the_nucleus_keeps_the_fewest_tokens_that_reach_its_mass():
     chances = chi_square.processed(np.log(np.array([[0.5, 0.3, 0.15, 0.05]])), 1.0, 0.9)
     assert chances[0] == pytest.approx([0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0.0])
