@@ -164,6 +164,7 @@ def reference_logits(model: str, prompts: list[list[int]], answers: Any) -> list
     with _LOADING:
         from transformers import AutoModelForCausalLM
 
+        torch.linalg.inv(torch.eye(1, device=device))  # threads must not be the first to load it
         target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     target = target.eval().to(device)
     by_length: dict[int, list[int]] = {}
@@ -220,6 +221,17 @@ def verdicts(columns: dict[str, Any]) -> dict[str, chi_square.Verdict]:
     return result
 
 
+def impossible(columns: dict[str, Any]) -> int:
+    """Tokens outside of the nucleus of the row that the engine verified with."""
+    kind = columns["request"] % len(TEMPERATURES)
+    return sum(
+        chi_square.impossible(
+            columns["logits"][kind == index], columns["token"][kind == index], temperature, TOP_P
+        )
+        for index, temperature in enumerate(TEMPERATURES)
+    )
+
+
 def _position(request: Any) -> np.ndarray:
     """Place of each token in its request's answer."""
     order = np.argsort(request, kind="stable")
@@ -239,6 +251,10 @@ def report(arm: Arm, request: dict[str, Any], found: dict[str, Any]) -> list[Row
             bar=LIKELY)
         for name, v in verdicts(columns).items()
     ]  # fmt: skip
+    made.append(
+        Row(case=arm.name, metric="tokens that cannot come", value=impossible(columns), unit="",
+            bar=0, better="lower")
+    )  # fmt: skip
     distance = np.abs(columns["reference"] - columns["logits"]).max(axis=1)
     verified, offset, drafted = (columns[name] for name in ("verified", "offset", "drafted"))
     figures = {

@@ -38,7 +38,8 @@ def run(arm: sampled.Arm, toy: Zoo, out: Path) -> tuple[dict[str, Any], Verdicts
     request = sampled.request_of(arm, toy, "hybrid", TOKENS, out)
     faults = {"PYTHONPATH": str(Path(__file__).parent)}
     found = sampled.run(request, timeout_s=400, environment=faults)
-    return found, sampled.verdicts(sampled.delivered(request, found, compare=False))
+    columns = sampled.delivered(request, found, compare=False)
+    return found | {"impossible": sampled.impossible(columns)}, sampled.verdicts(columns)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def results(
 def test_the_output_is_not_told_from_the_targets(arm: sampled.Arm, results: Any):
     found, verdicts = results[arm].result()
     assert sampled.streams_agree(found)
-    assert len(verdicts) == 4
+    assert len(verdicts) == 4 and found["impossible"] == 0
     for name, verdict in verdicts.items():
         assert verdict.tokens == pytest.approx(TOKENS, abs=sampled.NEW_TOKENS), name
         assert verdict.degrees > 10, name
