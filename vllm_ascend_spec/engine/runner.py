@@ -3,6 +3,7 @@
 initialize_kv_cache   vLLM's adaptive manager gives way to `BudgetManager`
 add_requests          a request's sampling and its wish not to be trimmed are noted
 observe_verification  the verdict is seen as soon as the target has sampled
+init_cudagraph_manager  a drafter's first pass stays out of full graphs (`first_pass`)
 propose               who is not worth a draft only has the drafter's cache kept
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_ascend_spec.budget.planner import Limits
+from vllm_ascend_spec.engine import first_pass
 from vllm_ascend_spec.engine.abilities import (
     bases,
     can_draft_part,
@@ -97,6 +99,7 @@ def replacements() -> tuple[Replacement, ...]:
             )
             for package, name in _BLOCK_CLASSES.items()
         ),
+        *first_pass.replacements(),
     )
 
 

@@ -182,6 +182,9 @@ REQUIRED: dict[str, tuple[UpstreamName, ...]] = {
             ("input_batch", "num_rejected", "num_speculative_tokens"),
         ),
         UpstreamName(f"{_RECURRING}:TargetDependentARSpeculator.capture"),
+        UpstreamName(
+            f"{_RECURRING}:TargetDependentARSpeculator.init_cudagraph_manager", ("cudagraph_mode",)
+        ),
         UpstreamName(f"{_RECURRING}:TargetDependentARSpeculator._multi_step_decode"),
         UpstreamName(f"{_RECURRING}:TargetDependentARSpeculator._fused_multi_step_decode"),
         UpstreamName(f"{_RECURRING}:prepare_decode_inputs", ("advance_draft_positions",)),

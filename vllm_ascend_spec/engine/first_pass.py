@@ -1,0 +1,51 @@
+"""The first pass of drafters that draft token by token (MTP, EAGLE-3), where verification varies.
+
+It runs over the rows that the target verified, with the target's attention metadata. vLLM records
+it in full graphs of equal rows a request, but an adaptive target's metadata are those of a graph
+for rows of any length: padded to as many requests as it has rows. FlashAttention 3 lays its
+schedule out by the number of requests and reads it from one buffer, so a full graph of the first
+pass finds another one's. Drafts were garbage then, their logits NaN, and where draft tokens are
+drawn a NaN is answered with token 0. Seen on an H200 with vLLM 0.32 wherever all requests were
+verified whole, which few requests are (`tests/gpu/test_drawn_drafts.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from vllm_ascend_spec.engine.patching import Replacement, in_place_of
+
+logger = logging.getLogger("vllm.ascend_spec.adaptive")
+
+
+def replacements() -> tuple[Replacement, ...]:
+    """Keeps the first pass out of full graphs, for either planner."""
+    return (
+        Replacement(
+            target="vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator:"
+            "TargetDependentARSpeculator.init_cudagraph_manager",
+            reason="a full graph of a drafter's first pass misreads an adaptive target's metadata",
+            make=_without_full_graphs,
+        ),
+    )
+
+
+def _without_full_graphs(original: Any) -> Any:
+    @in_place_of(original)
+    def init_cudagraph_manager(self: Any, cudagraph_mode: Any) -> None:
+        original(self, cudagraph_mode)
+        if not self.enable_adaptive_verification:
+            return
+        full = self.prefill_cudagraph_manager
+        self.prefill_cudagraph_manager = type(full)(
+            self.vllm_config, self.device, piecewise_part(cudagraph_mode), full.decode_query_len
+        )
+        logger.info("The drafter's first pass runs outside of full graphs")
+
+    return init_cudagraph_manager
+
+
+def piecewise_part(mode: Any) -> Any:
+    """What is left of a `CUDAGraphMode` without full graphs: PIECEWISE or NONE."""
+    return type(mode).PIECEWISE if mode.has_piecewise_cudagraphs() else type(mode).NONE
