@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
-EDGE = 1e-4
+EDGE = 1e-4  # a nucleus that is summed in float32 may end so much later
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def _cells(expected: Array, least: float) -> Array:
 def impossible(logits: Array, tokens: Array, temperature: float, top_p: float) -> int:
     """How many tokens lie outside of their nucleus.
 
-    Room is left for a sampler that adds in float32, which may end a nucleus `EDGE` later, and for
-    one that keeps another one of equal logits.
+    logits: float [N, V]; tokens: int [N]. Room is left for `EDGE`, and for a sampler that keeps
+    another one of equal logits.
     """
     chances = processed(logits, temperature, min(top_p + EDGE, 1.0))
     lowest = np.where(chances > 0, logits, np.inf).min(axis=1)
