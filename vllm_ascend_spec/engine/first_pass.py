@@ -5,8 +5,9 @@ it in full graphs of equal rows a request, but an adaptive target's metadata are
 for rows of any length: padded to as many requests as it has rows. FlashAttention 3 lays its
 schedule out by the number of requests and reads it from one buffer, so a full graph of the first
 pass finds another one's. Drafts were garbage then, their logits NaN, and where draft tokens are
-drawn a NaN is answered with token 0. Seen on an H200 with vLLM 0.32 wherever all requests were
-verified whole, which few requests are (`tests/gpu/test_drawn_drafts.py`).
+drawn vLLM's rejection sampler answers a NaN with token 0. Seen on an H200 with vLLM 0.32, with 1 to
+3 requests running where there was room for 32 (`benchmarks/results/engine/first_pass_fault.txt`);
+0.33 reads alike.
 """
 
 from __future__ import annotations
