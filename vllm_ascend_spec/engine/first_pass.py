@@ -4,10 +4,11 @@ It runs over the rows that the target verified, with the target's attention meta
 it in full graphs of equal rows a request, but an adaptive target's metadata are those of a graph
 for rows of any length: padded to as many requests as it has rows. FlashAttention 3 lays its
 schedule out by the number of requests and reads it from one buffer, so a full graph of the first
-pass finds another one's. Drafts were garbage then, their logits NaN, and where draft tokens are
-drawn vLLM's rejection sampler answers a NaN with token 0. Seen on an H200 with vLLM 0.32, with 1 to
-3 requests running where there was room for 32 (`benchmarks/results/engine/first_pass_fault.txt`);
-0.33 reads alike.
+pass finds another one's. That is read from the code of 0.32, and 0.33 reads alike. Seen on an H200
+with 0.32, with 1 to 3 requests running where there was room for 32: drafts whose logits are NaN,
+and where draft tokens are drawn vLLM's rejection sampler answers those with token 0
+(`benchmarks/results/engine/first_pass_fault.txt`). That they are gone without these graphs is for
+`tests/gpu/test_drawn_drafts.py` to show.
 """
 
 from __future__ import annotations
