@@ -56,8 +56,9 @@ def test(chances: Array, tokens: Array, strata: Array, least: float = 25.0) -> V
     chances: float64 [N, V]; tokens: int [N]; strata: int [N], known before the token was drawn.
     Tokens expected fewer than `least` times in a stratum share a cell, with the rarest of the
     others where they are too few together: one token in a cell in which hardly any is expected is
-    no surprise worth the statistic. What cannot come at all, `impossible` counts. A stratum of
-    fewer than 4 * `least` tokens is left out.
+    no surprise worth the statistic. What cannot come at all keeps its cell, and one of it is the
+    end; `impossible` looks at every row for itself. A stratum of fewer than 4 * `least` tokens is
+    left out.
     """
     from scipy.stats import chi2
 
@@ -77,6 +78,9 @@ def test(chances: Array, tokens: Array, strata: Array, least: float = 25.0) -> V
         # Cells add up to all tokens, so one direction has no variance at least.
         real = values > 1e-6 * max(float(values[-1]), 1e-30)
         projected = difference @ vectors
+        stray = float(np.abs(projected[~real]).max(initial=0.0))
+        if stray > 0.5:  # a token that cannot be drawn was drawn
+            return Verdict(tokens.size, float("inf"), int(real.sum()), 0.0)
         statistic += float((projected[real] ** 2 / values[real]).sum())
         degrees += int(real.sum())
     p_value = float(chi2.sf(statistic, degrees)) if degrees else 1.0
@@ -88,7 +92,7 @@ def _cells(expected: Array, least: float) -> Array:
     rare = expected < least
     cell = np.cumsum(~rare) - 1
     shared = int(cell[-1]) + 1
-    if shared and expected[rare].sum() < least:
+    if shared and 0.0 < expected[rare].sum() < least:
         shared = int(cell[~rare][expected[~rare].argmin()])
     return np.asarray(np.where(rare, shared, cell))
 

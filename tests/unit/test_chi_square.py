@@ -48,6 +48,15 @@ def test_a_fault_in_one_stratum_is_seen_there():
     assert chi_square.test(*chi_square.ranks(right, tokens), strata).p_value < 1e-4
 
 
+def test_a_token_that_cannot_come_is_seen_once():
+    chances = np.full((N, V), 1 / (V - 1))
+    chances[:, 5] = 0.0
+    tokens = drawn(chances, 1)
+    assert chi_square.test(chances, tokens, np.zeros(N)).p_value > 1e-4
+    tokens[100] = 5
+    assert chi_square.test(chances, tokens, np.zeros(N)).p_value == 0.0
+
+
 def test_a_token_that_cannot_come_is_counted_and_one_at_the_edge_is_not():
     row = np.log([[0.5, 0.3, 0.06, 0.06, 0.05, 0.03]])
     kept = chi_square.processed(row, 1.0, 0.86)[0] > 0
